@@ -1,0 +1,47 @@
+"""The one scalar that the normalisation needs from its input."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def inverse_scale(z: jax.Array, width: int, epsilon: float) -> jax.Array:
+    """``1 / sqrt(‖z‖²/width + epsilon)`` over the last axis: ``(..., k)`` → ``(..., 1)``.
+
+    With ``z = R x̄`` this is LayerNorm's ``1 / sqrt(var(h) + epsilon)``: the width n of the original activation
+    divides, not the k entries that are left of it.
+    """
+    return lax.rsqrt(jnp.sum(jnp.square(z), axis=-1, keepdims=True) / width + epsilon)
+
+
+def project(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """``z = x @ kernel + bias``, in full precision on every platform.
+
+    Accelerators round the operands of a default float32 product to TF32 or bfloat16. The scale is a difference of large
+    terms wherever an input nearly cancels the producer's bias, so its product never gets less than ``HIGHEST``.
+    """
+    return add_bias(jnp.dot(x, kernel, precision=lax.Precision.HIGHEST), bias)
+
+
+def add_bias(y: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """``y + bias`` along the trailing axes, spelled out so that it passes with ``jax_numpy_rank_promotion="raise"``."""
+    return y if bias is None else y + bias.reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
+
+
+def affine(x: jax.Array, kernel: jax.Array, precision: lax.PrecisionLike) -> jax.Array:
+    """``[x, 1] @ kernel``: ``(..., p)``, ``(p + 1, *features)`` → ``(..., *features)``; the last row is an offset.
+
+    On CPU the offset goes through the product: adding it afterwards would read and write the wide output once more.
+    Elsewhere the addition is fused into the product anyway, and has to stay outside it: at default precision the
+    product would round the offset, which the original adds exactly.
+    """
+
+    def through(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jnp.tensordot(jnp.concatenate([x, jnp.ones_like(x[..., :1])], axis=-1), kernel, 1, precision=precision)
+
+    def after(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return add_bias(jnp.tensordot(x, kernel[:-1], 1, precision=precision), kernel[-1])
+
+    return lax.platform_dependent(x, kernel, cpu=through, default=after)

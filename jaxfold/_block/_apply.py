@@ -1,0 +1,115 @@
+"""Evaluating a contraction.
+
+Direct and packed:  s = 1 / sqrt(‖R x̄‖²/n + ε),  f(x) = [s x̄, 1] @ [D; c]
+Standard:           z = R x̄,                     f(x) = z / sqrt(‖z‖²/k + ε n/k) @ V + c
+
+The narrow side is scaled, not the wide one: the product then writes every output once and nothing reads it again.
+
+Source: design of record, sections 1, 3 and 4.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from jaxfold._algebra._scale import add_bias, affine, inverse_scale, project
+from jaxfold._block._contraction import Contraction
+from jaxfold._block._shape import FORMS, choose, promote
+from jaxfold._errors import DtypeError, OptionError, ShapeError, StructureError
+
+
+def apply(contraction: Contraction, x: ArrayLike, *, precision: lax.PrecisionLike = None) -> Any:
+    """Evaluates a contracted block: what the original block returns for ``x``, to rounding.
+
+    Compiled once for each combination of form, shapes, dtypes, width and epsilon; contractions that share these share
+    the compiled function. Differentiable in ``x`` and in ``contraction.params``, to any order and in either mode, and
+    usable under ``jit``, ``vmap``, ``remat`` and ``scan``.
+
+    Args:
+        contraction: a :class:`Contraction` of one block. One that holds a stack of blocks goes through ``jax.vmap`` or
+            ``jax.lax.scan``, as the original's layers did.
+        x: ``(..., d)``, any number of leading axes, of a floating dtype. An empty batch is fine.
+        precision: of the product that makes the output, as in ``jax.numpy.dot``. The product under the square root is
+            always ``jax.lax.Precision.HIGHEST``.
+
+    Returns:
+        ``(..., *features)``, or a dict of such by consumer. Its dtype is what JAX promotes ``x`` and the parameters
+        to; the arithmetic is float32 where that is a half-precision type.
+
+    Raises:
+        ShapeError: if the last axis of ``x`` is not d, or the contraction is a stack.
+        DtypeError: if ``x`` is not real floating.
+        OptionError: if ``epsilon`` is below the smallest normal number of the arithmetic.
+
+    Example:
+        >>> import jax, numpy as np, jaxfold
+        >>> producer = {"kernel": np.eye(2, 8), "bias": np.arange(8.0)}
+        >>> block = jaxfold.contract(producer, None, {"kernel": np.ones((8, 4))}, epsilon=1e-6)
+        >>> jaxfold.apply(block, np.zeros((3, 5, 2), np.float32)).shape
+        (3, 5, 4)
+        >>> jax.grad(lambda x: jaxfold.apply(block, x).sum())(np.ones(2, np.float32)).shape
+        (2,)
+    """
+    return _apply(contraction, x, precision)
+
+
+@functools.partial(jax.jit, static_argnames="precision")
+def _apply(contraction: Contraction, x: Any, precision: lax.PrecisionLike) -> Any:
+    # Everything that Python does here happens once for each trace.
+    _check(contraction, x)
+    dtype = promote([x, *jax.tree.leaves(contraction.params)])
+    compute = np.dtype(jnp.promote_types(dtype, jnp.float32))
+    if contraction.epsilon < float(jnp.finfo(compute).tiny):
+        raise OptionError(
+            "contraction.epsilon",
+            f"{contraction.epsilon}",
+            f"at least {float(jnp.finfo(compute).tiny):.3g}, the smallest normal {compute}",
+            "The block computes in that dtype: give it float64 inputs with jax_enable_x64 on.",
+        )
+    contraction, x = jax.tree.map(lambda leaf: jnp.asarray(leaf, compute), (contraction, x))
+    z = project(x, contraction.denominator_kernel, contraction.params["denominator"].get("bias"))
+    if contraction.form == "standard":
+        normalised = z * inverse_scale(z, contraction.rank, contraction.rms_epsilon)
+        outputs = {
+            name: add_bias(jnp.tensordot(normalised, group["kernel"], 1, precision=precision), group["bias"])
+            for name, group in contraction.consumers.items()
+        }
+    else:
+        s = inverse_scale(z, contraction.width, contraction.epsilon)
+        scaled = jnp.concatenate([x * s, s], axis=-1) if contraction.has_bias else x * s
+        outputs = {name: affine(scaled, group["kernel"], precision) for name, group in contraction.consumers.items()}
+    outputs = jax.tree.map(lambda y: y.astype(dtype), outputs)
+    return outputs[None] if None in outputs else outputs
+
+
+def _check(contraction: Contraction, x: Any) -> None:
+    choose("contraction.form", contraction.form, FORMS)
+    if set(contraction.params) not in ({"denominator", "consumer"}, {"denominator", "consumers"}):
+        raise StructureError(
+            "contraction.params", f"the keys {sorted(contraction.params)}", "'denominator' and 'consumer' or 'consumers'", ""
+        )
+    if not hasattr(x, "shape"):
+        raise DtypeError("x", f"a {type(x).__name__}", "an array", "Convert it with jax.numpy.asarray.")
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise DtypeError("x", f"dtype {x.dtype}", "a real floating dtype", "Cast it, as in x.astype('float32').")
+    if contraction._lead:
+        raise ShapeError(
+            "contraction",
+            f"a stack of {contraction.params['denominator']['kernel'].shape[0]} blocks",
+            "a single block",
+            "Map over it: jax.vmap(jaxfold.apply)(contraction, x), or pass it to jax.lax.scan.",
+        )
+    if x.ndim == 0 or x.shape[-1] != contraction.features:
+        raise ShapeError(
+            "x",
+            f"shape {x.shape}" + (f", width {x.shape[-1]}" if x.ndim else ""),
+            f"shape (..., {contraction.features}): the block takes {contraction.features} features",
+            "",
+        )

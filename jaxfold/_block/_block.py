@@ -1,0 +1,115 @@
+"""The original block: its leaves, checked, and its own evaluation."""
+
+from __future__ import annotations
+
+import functools
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from jaxfold._algebra._scale import add_bias
+from jaxfold._block._leaves import require_concrete
+from jaxfold._block._shape import NORM_TYPES, BlockShape, Layers, NormType, choose, promote, read_layers
+from jaxfold._errors import OptionError
+
+
+class Block:
+    """A Dense-norm-Dense block as it was trained: the argument that :func:`jaxfold.verify` measures against.
+
+    Args:
+        producer: ``{"kernel": (d, n)[, "bias": (n,)]}``.
+        norm: ``{["scale": (n,)][, "bias": (n,)]}``, or ``None`` for a norm without parameters.
+        consumers: ``{"kernel": (n, *features)[, "bias": features]}``, or a mapping of names to such.
+        epsilon: what the norm adds to the variance, above 0: 1e-6 in Flax unless it was set, 1e-5 in PyTorch.
+        norm_type: ``"layernorm"``, or ``"rmsnorm"`` for the same without centring.
+        unit_offset: whether the norm multiplies by ``1 + scale``, as Gemma's does.
+        stacked: whether every leaf has one more leading axis, over layers or ensemble members.
+
+    Leaves are float64, float32, bfloat16 or float16, NumPy or JAX, bare or in a Flax box, and are not changed.
+
+    Raises:
+        StructureError, ShapeError, DtypeError, OptionError: as :func:`jaxfold.contract` does.
+
+    Example:
+        >>> import numpy as np, jaxfold
+        >>> block = jaxfold.Block({"kernel": np.eye(2, 8)}, None, {"kernel": np.ones((8, 4))}, epsilon=1e-6)
+        >>> block(np.ones((3, 2), np.float32)).shape
+        (3, 4)
+    """
+
+    layers: Layers
+    shape: BlockShape
+    epsilon: float
+    norm_type: NormType
+    unit_offset: bool
+
+    def __init__(
+        self,
+        producer: Mapping[str, Any],
+        norm: Mapping[str, Any] | None,
+        consumers: Mapping[str, Any],
+        *,
+        epsilon: float,
+        norm_type: NormType = "layernorm",
+        unit_offset: bool = False,
+        stacked: bool = False,
+    ) -> None:
+        self.norm_type = choose("norm_type", norm_type, NORM_TYPES)
+        self.epsilon = _check_epsilon(epsilon)
+        for name, value in (("unit_offset", unit_offset), ("stacked", stacked)):
+            if not isinstance(value, (bool, np.bool_)):
+                raise OptionError(name, repr(value), "True or False", "")
+        self.unit_offset = bool(unit_offset)
+        self.layers, self.shape = read_layers(producer, norm, consumers, stacked=bool(stacked))
+
+    def __call__(self, x: ArrayLike, *, precision: lax.PrecisionLike = None) -> Any:
+        """The block as written, in JAX: ``(..., d)`` → ``(..., *features)``, or a dict of such by consumer.
+
+        Layer by layer in the dtype that ``x`` and the layer's parameters promote to, with the norm's statistics in at
+        least float32 and the variance in two passes. For a stack, ``x`` has the leading axis too.
+        """
+        evaluate = functools.partial(_evaluate, self, precision=precision)
+        if self.shape.stack is not None:
+            evaluate = jax.vmap(evaluate)
+        layers = (self.layers.producer, self.layers.norm, self.layers.consumers)
+        outputs = evaluate(*jax.tree.map(jnp.asarray, (*layers, x)))
+        return outputs[None] if None in outputs else outputs
+
+
+def _evaluate(block: Block, producer: Any, norm: Any, consumers: Any, x: jax.Array, precision: Any) -> dict[Any, Any]:
+    h = _dense(producer, x, precision)
+    dtype = promote([h, *norm.values()])
+    h = h.astype(jnp.promote_types(h.dtype, jnp.float32))
+    if block.norm_type == "layernorm":
+        h = h - h.mean(axis=-1, keepdims=True)
+    y = h * lax.rsqrt(jnp.square(h).mean(axis=-1, keepdims=True) + block.epsilon)
+    if "scale" in norm:
+        scale = norm["scale"].astype(y.dtype)
+        y = y * jnp.broadcast_to(1 + scale if block.unit_offset else scale, y.shape)
+    y = add_bias(y, norm["bias"].astype(y.dtype) if "bias" in norm else None)
+    return {name: _dense(group, y.astype(dtype), precision) for name, group in consumers.items()}
+
+
+def _dense(group: Mapping[str, Any], x: jax.Array, precision: Any) -> jax.Array:
+    dtype = promote([x, *group.values()])
+    y = jnp.tensordot(x.astype(dtype), group["kernel"].astype(dtype), 1, precision=precision)
+    return add_bias(y, group["bias"].astype(dtype) if "bias" in group else None)
+
+
+def _check_epsilon(epsilon: Any) -> float:
+    hint = "Read it from the norm: Flax's default is 1e-6, PyTorch's 1e-5, and the wrong one changes the function."
+    if isinstance(epsilon, (jax.Array, np.ndarray)) and epsilon.ndim == 0:
+        require_concrete("epsilon", epsilon)
+        epsilon = epsilon.item()
+    if isinstance(epsilon, bool) or not isinstance(epsilon, numbers.Real):
+        raise OptionError("epsilon", repr(epsilon), "a real number above 0", hint)
+    if not (0 < float(epsilon) < math.inf):
+        raise OptionError("epsilon", repr(epsilon), "a finite number above 0", hint)
+    return float(epsilon)

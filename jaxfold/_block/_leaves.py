@@ -1,0 +1,116 @@
+"""Leaves as they arrive: boxed or bare, NumPy or JAX, concrete or only a shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfold._algebra._storage import require_finite
+from jaxfold._errors import ConcretenessError, DtypeError, OptionError, StructureError
+
+STORAGE_DTYPES = tuple(np.dtype(t) for t in (jnp.float64, jnp.float32, jnp.bfloat16, jnp.float16))
+_ACCEPTED = "float64, float32, bfloat16 or float16"
+
+
+def unbox(leaf: Any) -> Any:
+    """The array inside a Flax box: ``nn.Partitioned`` and its kin, or an ``nnx.Variable``; any other leaf as it is.
+
+    By the boxes' own protocols rather than by their types, so that neither linen nor nnx is imported here.
+    """
+    if isinstance(leaf, (np.ndarray, jax.Array, jax.ShapeDtypeStruct)):
+        return leaf
+    if hasattr(leaf, "unbox") and hasattr(leaf, "replace_boxed"):  # flax.core.meta.AxisMetadata
+        return unbox(leaf.unbox())
+    if hasattr(leaf, "get_metadata") and hasattr(leaf, "__getitem__"):  # nnx.Variable
+        return unbox(leaf[...])
+    return leaf
+
+
+def read_group(name: str, group: Any, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, Any]:
+    """The unboxed leaves of one layer as a new dict; a leaf that is ``None`` counts as absent.
+
+    Raises:
+        StructureError: if ``group`` is no mapping, lacks a required leaf, or has one that the layer has no place for.
+        DtypeError: if a leaf is not an array, or not of a supported floating dtype.
+    """
+    keys = "keys " + ", ".join([*map(repr, required), *(f"{k!r} (optional)" for k in optional)])
+    if not isinstance(group, Mapping):
+        raise StructureError(name, f"a {type(group).__name__}", f"a mapping with the {keys}", "")
+    present = {key: leaf for key, leaf in group.items() if leaf is not None}
+    unknown = [key for key in present if key not in required + optional]
+    if unknown:
+        raise StructureError(name, f"the unknown key {unknown[0]!r}", keys, _hint_for(unknown))
+    for key in required:
+        if key not in present:
+            raise StructureError(f"{name}[{key!r}]", "nothing", f"an array: {name} has the {keys}", "")
+    return {key: _check_dtype(f"{name}[{key!r}]", unbox(leaf)) for key, leaf in present.items()}
+
+
+def _hint_for(unknown: list[Any]) -> str:
+    names = " ".join(map(str, unknown)).lower()
+    if "lora" in names:
+        return "Merge the low-rank update into the kernel first: folding the base kernel alone would drop it."
+    if "weight" in names:
+        return "Leaves have Flax names and layout: a weight of shape (out, in) is passed as the kernel weight.T."
+    return "Pass only the leaves of this layer."
+
+
+def _check_dtype(name: str, leaf: Any) -> Any:
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None or not hasattr(leaf, "shape"):
+        raise DtypeError(
+            name,
+            f"a {type(leaf).__name__}",
+            f"an array of dtype {_ACCEPTED}",
+            "Convert it with numpy.asarray first.",
+        )
+    if dtype not in STORAGE_DTYPES:
+        kind = jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
+        hint = "Dequantise the leaf first: its scales are not part of the block." if kind else ""
+        raise DtypeError(name, f"dtype {dtype}", _ACCEPTED, hint)
+    return leaf
+
+
+def read_dtype(dtype: Any) -> np.dtype | None:
+    """A storage dtype given by the caller, or ``None`` for each coefficient's own."""
+    if dtype is None:
+        return None
+    try:
+        chosen = np.dtype(dtype)
+    except TypeError:
+        chosen = None
+    if chosen not in STORAGE_DTYPES:
+        raise OptionError("dtype", repr(dtype), _ACCEPTED, "")
+    return chosen
+
+
+def require_concrete(name: str, leaf: Any) -> None:
+    """Raises :class:`ConcretenessError` for a tracer or a leaf without values."""
+    if isinstance(leaf, jax.core.Tracer):
+        got, hint = f"a tracer ({leaf.aval})", "Call it outside jit, grad and vmap: it runs on the host in float64."
+    elif isinstance(leaf, jax.ShapeDtypeStruct) or not hasattr(leaf, "__array__"):
+        got, hint = f"a {type(leaf).__name__} without values", "jaxfold.plan works from shapes alone."
+    else:
+        return
+    raise ConcretenessError(name, got, "a concrete NumPy or JAX array", hint)
+
+
+def to_host(name: str, leaf: Any) -> np.ndarray:
+    """A finite float64 NumPy copy of a concrete leaf, whatever ``jax_enable_x64`` says."""
+    require_concrete(name, leaf)
+    value = np.asarray(leaf).astype(np.float64)
+    require_finite(name, value)
+    return value
+
+
+def place_like(value: np.ndarray, sources: list[Any]) -> np.ndarray | jax.Array:
+    """``value`` as a JAX array if all its sources are JAX arrays and JAX can hold its dtype now, else as NumPy."""
+    as_jax = all(isinstance(leaf, jax.Array) for leaf in sources)
+    if as_jax and jax.dtypes.canonicalize_dtype(value.dtype) == value.dtype:
+        with jax.ensure_compile_time_eval():
+            return jnp.asarray(value)
+    return value

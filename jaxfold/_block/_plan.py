@@ -1,0 +1,158 @@
+"""Costs before and after, from shapes alone.
+
+With d input features, n = width, m output features, p = d + 1 with a producer bias and d without, k = min(n, p):
+
+    original   dn [+ n] + [n] + [n] + nm + [m]     producer, norm, consumers
+    direct     kp + m(p + 1)                       R; D and c
+    packed     the same, less R's zeros            kp − k(k−1)/2 for R
+    standard   kp + m(k + 1)                       Dense(k); Dense(m) with a bias
+
+FLOPs are for one row of input, a multiplication and an addition each counting 1, as in XLA's cost analysis; a square
+root is left out on both sides. Source: design of record, section 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfold._algebra._triangle import triangle_size
+from jaxfold._block._leaves import read_dtype
+from jaxfold._block._shape import FORMS, NORM_TYPES, BlockShape, Form, NormType, choose, read_layers
+from jaxfold._errors import OptionError
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a block costs: entries and bytes of its parameters, and FLOPs for one row of input.
+
+    A stack of blocks counts as the sum of its members.
+    """
+
+    parameters: int
+    bytes: int
+    flops: int
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.parameters + other.parameters, self.bytes + other.bytes, self.flops + other.flops)
+
+    def __mul__(self, times: int) -> Cost:
+        return Cost(self.parameters * times, self.bytes * times, self.flops * times)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The cost of a block as it is, and of what remains of it in each form.
+
+    Attributes:
+        original: the block as it is.
+        direct, packed, standard: after contraction, with the producer's own cost included where it has to stay.
+    """
+
+    original: Cost
+    direct: Cost
+    packed: Cost
+    standard: Cost
+
+    def cost(self, form: Form) -> Cost:
+        """The cost of one form, by its name."""
+        return getattr(self, choose("form", form, FORMS))
+
+    def pays(self, form: Form = "direct") -> bool:
+        """Whether the form has fewer parameters and needs fewer FLOPs than the original."""
+        after = self.cost(form)
+        return after.parameters < self.original.parameters and after.flops < self.original.flops
+
+    def __str__(self) -> str:
+        from jaxfold._report import plan_table, render
+
+        return render(plan_table(self))
+
+
+def plan(
+    producer: Mapping[str, Any],
+    norm: Mapping[str, Any] | None,
+    consumers: Mapping[str, Any],
+    *,
+    norm_type: NormType = "layernorm",
+    keep_producer: bool = False,
+    dtype: Any = None,
+    stacked: bool = False,
+) -> Plan:
+    """Counts parameters, bytes and FLOPs of a block before and after contraction, from shapes alone.
+
+    Args:
+        producer, norm, consumers, norm_type, dtype, stacked: as for :func:`contract`. A leaf may also be a
+            ``jax.ShapeDtypeStruct``, a tracer, or a bare shape such as ``(82, 512)``, which counts as float32.
+        keep_producer: whether something else reads the producer's output, so that its parameters and its product
+            stay whatever becomes of the norm.
+
+    Returns:
+        A :class:`Plan`; printing it gives a table.
+
+    Raises:
+        StructureError, ShapeError, DtypeError, OptionError: as :func:`contract` does.
+
+    Example:
+        >>> import jaxfold
+        >>> producer = {"kernel": (82, 512), "bias": (512,)}
+        >>> norm = {"scale": (512,), "bias": (512,)}
+        >>> consumer = {"kernel": (512, 512), "bias": (512,)}
+        >>> costs = jaxfold.plan(producer, norm, consumer)
+        >>> costs.original.parameters, costs.direct.parameters, costs.packed.parameters
+        (306176, 49897, 46494)
+        >>> costs.pays()
+        True
+    """
+    choose("norm_type", norm_type, NORM_TYPES)
+    if not isinstance(keep_producer, bool):
+        raise OptionError("keep_producer", repr(keep_producer), "True or False", "")
+    shapes = [jax.tree.map(_as_struct, tree, is_leaf=_is_shape) for tree in (producer, norm, consumers)]
+    _, shape = read_layers(*shapes, stacked=stacked)
+    return plan_shape(shape, norm_type, read_dtype(dtype), keep_producer=keep_producer)
+
+
+def _is_shape(leaf: Any) -> bool:
+    return isinstance(leaf, tuple) and all(isinstance(size, (int, np.integer)) for size in leaf)
+
+
+def _as_struct(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf, np.float32) if _is_shape(leaf) else leaf
+
+
+def plan_shape(
+    shape: BlockShape, norm_type: NormType, dtype: np.dtype | None = None, *, keep_producer: bool = False
+) -> Plan:
+    """The same from a :class:`BlockShape`."""
+    d, n, m, p, k = shape.features, shape.width, shape.output_size, shape.rows, shape.rank
+    stack = shape.stack or 1
+
+    producer_flops = 2 * d * n + n * shape.producer_bias
+    # Mean (n), deviations (n); squares (n), their sum (n), division by the root (n); scale and bias.
+    norm_flops = (2 * n if norm_type == "layernorm" else 0) + 3 * n + n * (shape.scale + shape.offset)
+    consumer_bias = sum(int(np.prod(shape.outputs[name])) for name, has in shape.consumer_bias.items() if has)
+    original = Cost(shape.parameters, shape.nbytes, producer_flops + norm_flops + 2 * n * m + consumer_bias)
+    kept = Cost(shape.producer_parameters, shape.producer_bytes, producer_flops) if keep_producer else Cost(0, 0, 0)
+
+    factor_flops = 2 * d * k + k * shape.producer_bias + 2 * k
+
+    def cost(factor: int, rows: int, flops: int) -> Cost:
+        size = (dtype or shape.factor_dtype).itemsize
+        nbytes = factor * size
+        for name, features in shape.outputs.items():
+            nbytes += (rows + 1) * int(np.prod(features)) * (dtype or shape.kernel_dtypes[name]).itemsize
+        return Cost(factor + (rows + 1) * m, nbytes, factor_flops + flops)
+
+    dense = k * p
+    packed = triangle_size(d, k) + k * shape.producer_bias
+    scaled = d + 2 * (p + 1) * m  # x s, then [x s, s, 1] @ [D; c]
+    return Plan(
+        original=original * stack,
+        direct=(cost(dense, p, scaled) + kept) * stack,
+        packed=(cost(packed, p, scaled) + kept) * stack,
+        standard=(cost(dense, k, k + 2 * k * m + m) + kept) * stack,
+    )

@@ -1,0 +1,193 @@
+"""Measuring a contraction, and the original beside it, against float64."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jaxfold._block._apply import apply
+from jaxfold._block._block import Block
+from jaxfold._block._contraction import Contraction
+from jaxfold._block._leaves import to_host
+from jaxfold._block._oracle import oracle, oracle_gradient
+from jaxfold._errors import ShapeError, StructureError
+
+
+@dataclasses.dataclass(frozen=True)
+class Errors:
+    """Errors of the original and of the contracted block against float64, each relative to its row's largest entry.
+
+    The error of a row is the largest of its absolute errors over the largest absolute value of the true row (the
+    absolute error itself where the true row is zero). ``max`` is over all rows and consumers, ``typical`` the median.
+
+    Attributes:
+        unit: the rounding unit of the output dtype, which no computed result can be blamed for.
+    """
+
+    original_max: float
+    original_typical: float
+    contracted_max: float
+    contracted_typical: float
+    unit: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times the original's largest error the contracted block's is; each counts as at least ``unit``."""
+        return max(self.contracted_max, self.unit) / max(self.original_max, self.unit)
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """What :func:`verify` measured; prints as a short table.
+
+    Attributes:
+        outputs: errors of the outputs.
+        gradients: errors of the gradient in the inputs, for a fixed random cotangent.
+        condition: of R, its largest singular value over its smallest; infinite if T lacks full rank.
+        variance_lower_bound: ρ²/n, below which the variance falls for no input; ρ is R's last diagonal entry where
+            the producer has a bias and n > d, and zero otherwise. Add epsilon for the effective epsilon of the block.
+        rows: how many rows were measured.
+        dtype: of the outputs.
+    """
+
+    outputs: Errors
+    gradients: Errors
+    condition: float
+    variance_lower_bound: float
+    rows: int
+    dtype: str
+
+    def __str__(self) -> str:
+        from jaxfold._report import certificate_table, render
+
+        return render(certificate_table(self))
+
+
+def verify(
+    original: Block, contracted: Contraction, inputs: ArrayLike, *, original_fn: Callable[[Any], Any] | None = None
+) -> Certificate:
+    """Measures a contraction and its original against a two-pass float64 evaluation, on given inputs.
+
+    Args:
+        original: the :class:`Block` as it was trained.
+        contracted: what was made of it, in any form.
+        inputs: ``(..., d)`` of a floating dtype, real inputs of the block by preference, since the errors depend on
+            them; at least one row. For a stack the leading axis runs over it.
+        original_fn: the block as it really runs, ``inputs`` to output, in JAX: a Flax ``apply``, say. By default the
+            original is evaluated by ``original(inputs)``, in two passes, in the dtypes of its leaves.
+
+    Returns:
+        A :class:`Certificate`.
+
+    Raises:
+        ShapeError: if sizes of original, contracted and inputs do not agree, or there is no row.
+        StructureError: if original and contracted have different consumers.
+        ConcretenessError, CoefficientError: if a leaf or the inputs have no values, or values that are not finite.
+
+    Example:
+        >>> import numpy as np, jaxfold
+        >>> rng = np.random.default_rng(0)
+        >>> producer = {"kernel": rng.normal(size=(4, 64)).astype("float32")}
+        >>> consumer = {"kernel": rng.normal(size=(64, 8)).astype("float32")}
+        >>> block = jaxfold.Block(producer, None, consumer, epsilon=1e-6)
+        >>> contracted = jaxfold.contract(producer, None, consumer, epsilon=1e-6)
+        >>> certificate = jaxfold.verify(block, contracted, rng.normal(size=(100, 4)).astype("float32"))
+        >>> certificate.outputs.contracted_max < 1e-5, certificate.rows
+        (True, 100)
+    """
+    x = _check_inputs(original, contracted, inputs)
+    stacked = original.shape.stack is not None
+    contracted_fn = (jax.vmap if stacked else lambda f: f)(apply)
+
+    reference = oracle(original, to_host("inputs", x))
+    rng = np.random.default_rng(0)
+    cotangents = {name: rng.standard_normal(value.shape) for name, value in reference.items()}
+
+    def run(function: Callable[[Any], Any]) -> tuple[dict[str | None, Any], Any]:
+        def named(x: Any) -> dict[str | None, Any]:
+            outputs = function(x)
+            return outputs if isinstance(outputs, dict) else {None: outputs}
+
+        @jax.jit
+        def both(x: Any) -> Any:
+            outputs, pullback = jax.vjp(named, x)
+            cast = {name: jnp.asarray(cotangents[name], value.dtype) for name, value in outputs.items()}
+            return outputs, pullback(cast)[0]
+
+        return both(x)
+
+    # The cotangents that the blocks see are rounded to the dtype of the outputs; the oracle gets the same numbers.
+    outputs, gradient = run(lambda x: contracted_fn(contracted, x))
+    if set(outputs) != set(reference):
+        raise StructureError("contracted", f"consumers {sorted(map(str, outputs))}", f"{sorted(map(str, reference))}", "")
+    dtype = jnp.result_type(*outputs.values())
+    rounded = {name: cotangents[name].astype(value.dtype).astype(np.float64) for name, value in outputs.items()}
+    true_gradient = oracle_gradient(original, to_host("inputs", x), rounded)
+    outputs_0, gradient_0 = run(original_fn or original)
+
+    lead = x.ndim - 1
+    names = list(reference)
+    return Certificate(
+        outputs=_compare([reference[n] for n in names], [outputs_0[n] for n in names], [outputs[n] for n in names], lead),
+        gradients=_compare([true_gradient], [gradient_0], [gradient], lead),
+        condition=float(np.max(_condition(contracted))),
+        variance_lower_bound=float(np.min(_variance_lower_bound(contracted))),
+        rows=int(np.prod(x.shape[:-1])),
+        dtype=str(dtype),
+    )
+
+
+def _check_inputs(original: Block, contracted: Contraction, inputs: ArrayLike) -> Any:
+    x = inputs if isinstance(inputs, (np.ndarray, jax.Array)) else np.asarray(inputs)
+    if contracted.features != original.shape.features or contracted.width != original.shape.width:
+        raise ShapeError(
+            "contracted",
+            f"{contracted.features} features and width {contracted.width}",
+            f"those of the original, {original.shape.features} and {original.shape.width}",
+            "Pass the contraction of this very block.",
+        )
+    lead = () if original.shape.stack is None else (original.shape.stack,)
+    if x.shape[: len(lead)] != lead or x.shape[-1:] != (original.shape.features,) or x.ndim <= len(lead) or not x.size:
+        expected = f"shape {(*lead, '...', original.shape.features)} with at least one row".replace("'", "")
+        raise ShapeError("inputs", f"shape {x.shape}", expected, "")
+    return x
+
+
+def _compare(truth: list[np.ndarray], original: list[Any], contracted: list[Any], lead: int) -> Errors:
+    def errors(results: list[Any]) -> np.ndarray:
+        return np.concatenate([_row_errors(t, np.asarray(r).astype(np.float64), lead) for t, r in zip(truth, results, strict=True)])
+
+    before, after = errors(original), errors(contracted)
+    unit = max(float(jnp.finfo(result.dtype).eps) for result in contracted) / 2
+    return Errors(
+        float(before.max()), float(np.median(before)), float(after.max()), float(np.median(after)), unit
+    )
+
+
+def _row_errors(truth: np.ndarray, result: np.ndarray, lead: int) -> np.ndarray:
+    truth, result = (array.reshape(int(np.prod(array.shape[:lead])), -1) for array in (truth, result))
+    size = np.abs(truth).max(axis=-1)
+    return np.abs(result - truth).max(axis=-1) / np.where(size == 0, 1.0, size)
+
+
+def _factor_of(contracted: Contraction) -> np.ndarray:
+    return np.asarray(contracted.R).astype(np.float64)
+
+
+def _condition(contracted: Contraction) -> np.ndarray:
+    values = np.linalg.svd(_factor_of(contracted), compute_uv=False)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(values[..., -1] > 0, values[..., 0] / values[..., -1], np.inf)
+
+
+def _variance_lower_bound(contracted: Contraction) -> np.ndarray:
+    factor = _factor_of(contracted)
+    if not contracted.has_bias or factor.shape[-2] < factor.shape[-1]:
+        return np.zeros(factor.shape[:-2])
+    return factor[..., -1, -1] ** 2 / contracted.width

@@ -1,0 +1,71 @@
+"""The errors that jaxfold raises on purpose.
+
+Every message has the same four parts, and the error carries the first as data: the argument or the path of the leaf at
+fault, what arrived, what is accepted, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxfold._block._plan import Plan
+
+
+class JaxfoldError(Exception):
+    """Base class of all errors that report unusable input.
+
+    Args:
+        argument: the public argument, or the path of the leaf, at fault: ``producer["kernel"]``.
+        got: what arrived.
+        expected: what is accepted.
+        hint: what to do, as a sentence; may be empty.
+
+    Attributes:
+        argument: as above, for programs that want to react to it.
+
+    Example:
+        >>> import jaxfold
+        >>> str(jaxfold.JaxfoldError("epsilon", "0.0", "a number above 0", "Read it from the module."))
+        'epsilon: got 0.0; expected a number above 0. Read it from the module.'
+    """
+
+    def __init__(self, argument: str, got: str, expected: str, hint: str = "") -> None:
+        self.argument = argument
+        super().__init__(f"{argument}: got {got}; expected {expected}." + (f" {hint}" if hint else ""))
+
+
+class StructureError(JaxfoldError, ValueError):
+    """A tree lacks a leaf, holds one that has no place in the block, or is no mapping at all."""
+
+
+class OptionError(JaxfoldError, ValueError):
+    """An option such as ``epsilon``, ``norm_type`` or ``form`` has a value that is not accepted."""
+
+
+class ShapeError(JaxfoldError, ValueError):
+    """A leaf or an input has a shape that does not fit the rest of the block."""
+
+
+class DtypeError(JaxfoldError, TypeError):
+    """A leaf or an input is integer, complex, quantised or otherwise not a supported floating type."""
+
+
+class ConcretenessError(JaxfoldError, TypeError):
+    """An offline transform was given a tracer or a leaf that has a shape but no values."""
+
+
+class CoefficientError(JaxfoldError, ArithmeticError):
+    """A leaf is not finite, or a coefficient does not fit the dtype that it would be stored in."""
+
+
+class GrowthError(JaxfoldError, ValueError):
+    """The contracted block would hold more parameters than the original.
+
+    Attributes:
+        plan: the :class:`jaxfold.Plan` with the counts of every form.
+    """
+
+    def __init__(self, argument: str, got: str, expected: str, hint: str, plan: Plan) -> None:
+        self.plan = plan
+        super().__init__(argument, got, expected, hint)
