@@ -1,6 +1,6 @@
 """Exact contraction of Dense-norm-Dense blocks in JAX."""
 
-from importlib.metadata import version
+from importlib.metadata import version as _version
 
 from jaxfold._block._apply import apply as apply
 from jaxfold._block._block import Block as Block
@@ -21,4 +21,4 @@ from jaxfold._errors import OptionError as OptionError
 from jaxfold._errors import ShapeError as ShapeError
 from jaxfold._errors import StructureError as StructureError
 
-__version__ = version("jaxfold")
+__version__ = _version("jaxfold")

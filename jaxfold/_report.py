@@ -39,11 +39,17 @@ def plan_table(plan: Plan) -> Table:
 
 
 def certificate_table(certificate: Certificate) -> Table:
-    result = table(f"relative error, {certificate.dtype}", "original", "contracted", "ratio of the largest")
+    result = table(f"relative error, {certificate.dtype}", "original", "contracted", "contracted / original")
     for name, errors in (("outputs", certificate.outputs), ("input gradients", certificate.gradients)):
-        ratio = f"{errors.ratio:.2f}"
-        result.add_row(f"{name}, largest", f"{errors.original_max:.1e}", f"{errors.contracted_max:.1e}", ratio)
-        result.add_row(f"{name}, typical", f"{errors.original_typical:.1e}", f"{errors.contracted_typical:.1e}", "")
+        result.add_row(
+            f"{name}, largest", f"{errors.original_max:.1e}", f"{errors.contracted_max:.1e}", f"{errors.ratio:.2f}"
+        )
+        result.add_row(
+            f"{name}, typical",
+            f"{errors.original_typical:.1e}",
+            f"{errors.contracted_typical:.1e}",
+            f"{errors.typical_ratio:.2f}",
+        )
     result.caption = (
         f"{certificate.rows:,} rows against float64; condition of R {certificate.condition:.3g}; "
         f"variance at least {certificate.variance_lower_bound:.3g}"

@@ -1,7 +1,8 @@
 """The factor R whose norm is the norm of the centred activation, computed once on the host in float64.
 
-Write the producer in homogeneous coordinates, ``h = x̄ [A; a]`` with ``x̄ = [x, 1]`` (``x̄ = x`` without a bias). LayerNorm
-sees only ``P h``, the deviation from the mean over the n features, and P is linear, so it moves into the parameters:
+Write the producer in homogeneous coordinates, ``h = x̄ [A; a]`` with ``x̄ = [x, 1]`` (``x̄ = x`` without a bias).
+LayerNorm sees only ``P h``, the deviation from the mean over the n features, and P is linear, so it moves into the
+parameters:
 
     P h = x̄ T,    T = [A; a] P,    shape (p, n),  p = d + 1  (or d)
 
@@ -52,7 +53,7 @@ def factor(rows: np.ndarray, *, with_basis: bool = False) -> Factor:
     if with_basis:
         basis, upper = np.linalg.qr(columns, mode="reduced")
     else:
-        basis, upper = None, np.linalg.qr(columns, mode="r")
+        basis, upper = None, np.asarray(np.linalg.qr(columns, mode="r"))
     signs = np.where(np.diagonal(upper, axis1=-2, axis2=-1) < 0, -1.0, 1.0)
     upper = upper * signs[..., :, None]
     return Factor(upper, None if basis is None else basis * signs[..., None, :])

@@ -1,7 +1,7 @@
 """Packed storage of the factor's triangle.
 
-R (k, p) is zero below its diagonal. Its last column (the constant's, where there is one) is stored as a bias of its own,
-so what is packed here is the block over x, ``(d, k)`` in Flax layout: entry ``(j, i)`` is ``R[i, j]`` and is zero for
+R (k, p) is zero below its diagonal. Its last column, the constant's where there is one, is stored as a bias of its own.
+What is packed here is the block over x, ``(d, k)`` in Flax layout: entry ``(j, i)`` is ``R[i, j]`` and is zero for
 ``i > j``. Packing keeps the entries with ``i <= j``, column by column of R.
 """
 

@@ -86,14 +86,17 @@ def _apply(contraction: Contraction, x: Any, precision: lax.PrecisionLike) -> An
         scaled = jnp.concatenate([x * s, s], axis=-1) if contraction.has_bias else x * s
         outputs = {name: affine(scaled, group["kernel"], precision) for name, group in contraction.consumers.items()}
     outputs = jax.tree.map(lambda y: y.astype(dtype), outputs)
-    return outputs[None] if None in outputs else outputs
+    return outputs.get(None, outputs)
 
 
 def _check(contraction: Contraction, x: Any) -> None:
     choose("contraction.form", contraction.form, FORMS)
     if set(contraction.params) not in ({"denominator", "consumer"}, {"denominator", "consumers"}):
         raise StructureError(
-            "contraction.params", f"the keys {sorted(contraction.params)}", "'denominator' and 'consumer' or 'consumers'", ""
+            "contraction.params",
+            f"the keys {sorted(contraction.params)}",
+            "'denominator' and 'consumer' or 'consumers'",
+            "",
         )
     if not hasattr(x, "shape"):
         raise DtypeError("x", f"a {type(x).__name__}", "an array", "Convert it with jax.numpy.asarray.")

@@ -80,7 +80,7 @@ class Block:
             evaluate = jax.vmap(evaluate)
         layers = (self.layers.producer, self.layers.norm, self.layers.consumers)
         outputs = evaluate(*jax.tree.map(jnp.asarray, (*layers, x)))
-        return outputs[None] if None in outputs else outputs
+        return outputs.get(None, outputs)
 
 
 def _evaluate(block: Block, producer: Any, norm: Any, consumers: Any, x: jax.Array, precision: Any) -> dict[Any, Any]:

@@ -93,8 +93,8 @@ def contract(
         >>> norm = {"scale": jax.random.normal(keys[1], (64,)), "bias": jnp.zeros(64)}
         >>> consumer = {"kernel": jax.random.normal(keys[2], (64, 8)), "bias": jnp.zeros(8)}
         >>> block = jaxfold.contract(producer, norm, consumer, epsilon=1e-6)
-        >>> block
-        Contraction(params={'consumer': {'kernel': (6, 8)}, 'denominator': {'bias': (5,), 'kernel': (4, 5)}}, width=64, epsilon=1e-06, norm_type='layernorm', form='direct')
+        >>> jax.tree.map(jnp.shape, block.params)
+        {'consumer': {'kernel': (6, 8)}, 'denominator': {'bias': (5,), 'kernel': (4, 5)}}
         >>> jaxfold.apply(block, jnp.ones((2, 4))).shape
         (2, 8)
     """

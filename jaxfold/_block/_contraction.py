@@ -13,6 +13,7 @@ import numpy as np
 from jaxfold._algebra._triangle import unpack_triangle
 from jaxfold._block._shape import Form, NormType
 
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Contraction:
@@ -71,7 +72,7 @@ class Contraction:
     @property
     def rms_epsilon(self) -> float:
         """``epsilon · width / k``: the epsilon of the stock RMSNorm over k features that the standard form needs."""
-        return self.epsilon * self.width / self.denominator_kernel.shape[-1]
+        return self.epsilon * self.width / self.rank
 
     @property
     def rank(self) -> int:
@@ -91,7 +92,7 @@ class Contraction:
 
     @property
     def R(self) -> Any:
-        """The factor ``(..., k, p)``: the variance (mean square, for RMSNorm) of the activation is ``‖R x̄‖² / width``."""
+        """The factor ``(..., k, p)``: ``‖R x̄‖² / width`` is the activation's variance (RMSNorm: mean square)."""
         kernel = self.denominator_kernel
         if self.has_bias:
             bias = self.params["denominator"]["bias"][..., None, :]
@@ -100,7 +101,7 @@ class Contraction:
 
     @property
     def D(self) -> Any:
-        """The numerator ``(..., p, *features)``, or a dict of such: ``f(x) = x̄ D / sqrt(‖R x̄‖²/width + epsilon) + c``."""
+        """The numerator ``(..., p, *features)``, or a dict of such: f(x) = x̄ D / sqrt(‖R x̄‖²/width + ε) + c."""
         if self.form != "standard":
             return self._each(lambda group: self._row(group["kernel"], slice(None, -1)))
         # With V the stored kernel and z = x̄ Rᵀ, the output is z V / sqrt(‖z‖²/k + ε n/k) + c, so D = sqrt(k/n) Rᵀ V.
@@ -141,5 +142,4 @@ class Contraction:
 
     def _each(self, function: Any) -> Any:
         results = {name: function(group) for name, group in self.consumers.items()}
-        return results[None] if None in results else results
-
+        return results.get(None, results)

@@ -1,9 +1,9 @@
 """Conversion between the forms of a contraction, on the host in float64.
 
-packed and direct hold the same numbers. From standard to them, ``R`` is the first kernel and ``D = sqrt(k/n) Rᵀ V``. Back,
-``Rᵀ V = sqrt(n/k) D`` has to be solved for V. D is in the range of Rᵀ by construction (D = Rᵀ Uᵀ diag(γ) W), so the
-minimum-norm least-squares solution reproduces it; singular values of R below the rounding of its own storage carry no
-information about V and are left out.
+packed and direct hold the same numbers. From standard to them, R is the first kernel and ``D = sqrt(k/n) Rᵀ V``.
+Back, ``Rᵀ V = sqrt(n/k) D`` has to be solved for V. D is in the range of Rᵀ by construction, D = Rᵀ Uᵀ diag(γ) W, so
+the minimum-norm least-squares solution reproduces it; singular values of R below the rounding of its own storage
+carry no information about V and are left out.
 
 Source: design of record, section 1.
 """
@@ -83,10 +83,9 @@ def convert(contraction: Contraction, form: Form) -> Contraction:
 
     # Coefficients are known to the rounding of their storage, so nothing finer than that can be lost.
     eps = {"denominator": factor_eps}
-    wrapped = {
-        key: jax.tree.map(lambda value, e=eps.get(key, kernel_eps): _known_to(value, e, source._lead), tree)
-        for key, tree in params.items()
-    }
+    wrapped = jax.tree_util.tree_map_with_path(
+        lambda path, value: _known_to(value, eps.get(path[0].key, kernel_eps), source._lead), params
+    )
     return dataclasses.replace(contraction, params=store(wrapped, own_dtype, leaves), form=form)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.core.meta import AxisMetadata
+from jax.core import Tracer
 
 from jaxfold._algebra._storage import require_finite
 from jaxfold._errors import ConcretenessError, DtypeError, OptionError, StructureError
@@ -19,14 +21,16 @@ _ACCEPTED = "float64, float32, bfloat16 or float16"
 def unbox(leaf: Any) -> Any:
     """The array inside a Flax box: ``nn.Partitioned`` and its kin, or an ``nnx.Variable``; any other leaf as it is.
 
-    By the boxes' own protocols rather than by their types, so that neither linen nor nnx is imported here.
+    An nnx.Variable is known by its protocol, so that nnx is not imported for its sake.
     """
     if isinstance(leaf, (np.ndarray, jax.Array, jax.ShapeDtypeStruct)):
         return leaf
-    if hasattr(leaf, "unbox") and hasattr(leaf, "replace_boxed"):  # flax.core.meta.AxisMetadata
-        return unbox(leaf.unbox())
-    if hasattr(leaf, "get_metadata") and hasattr(leaf, "__getitem__"):  # nnx.Variable
-        return unbox(leaf[...])
+    if isinstance(leaf, AxisMetadata):
+        return unbox(getattr(leaf, "value", None))  # unbox() would add a sharding constraint under a mesh
+    for accessor in ("get_raw_value", "raw_value", "value"):  # nnx.Variable, newest spelling first
+        if hasattr(type(leaf), accessor) or accessor in getattr(leaf, "__dict__", ()):
+            value = getattr(leaf, accessor)
+            return unbox(value() if callable(value) else value)
     return leaf
 
 
@@ -90,7 +94,7 @@ def read_dtype(dtype: Any) -> np.dtype | None:
 
 def require_concrete(name: str, leaf: Any) -> None:
     """Raises :class:`ConcretenessError` for a tracer or a leaf without values."""
-    if isinstance(leaf, jax.core.Tracer):
+    if isinstance(leaf, Tracer):
         got, hint = f"a tracer ({leaf.aval})", "Call it outside jit, grad and vmap: it runs on the host in float64."
     elif isinstance(leaf, jax.ShapeDtypeStruct) or not hasattr(leaf, "__array__"):
         got, hint = f"a {type(leaf).__name__} without values", "jaxfold.plan works from shapes alone."

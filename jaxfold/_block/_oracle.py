@@ -1,8 +1,8 @@
 """The original block and its input gradient in float64 NumPy, layer by layer and in two passes.
 
-This is the yardstick of :func:`jaxfold.verify`, so it shares nothing with the contraction, nor with JAX: no QR, no folded
-coefficient, no automatic differentiation. Flax's own LayerNorm cannot serve as one: its default variance, the mean of
-the squares less the square of the mean, loses all its digits in float32 when the mean is large.
+This is the yardstick of :func:`jaxfold.verify`, so it shares nothing with the contraction, nor with JAX: no QR, no
+folded coefficient, no automatic differentiation. Flax's own LayerNorm cannot serve as one: its default
+variance, the mean of the squares less the square of the mean, loses all its digits in float32 when the mean is large.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def _forward(block: Block, layers: Any, x: np.ndarray) -> tuple[dict[str | None,
     normalised = h * s
     y = normalised * _scale(block, layers) + layers["norm"].get("bias", 0.0)
     outputs = {
-        name: np.tensordot(y, group["kernel"], 1) + group.get("bias", 0.0) for name, group in layers["consumers"].items()
+        name: np.tensordot(y, group["kernel"], 1) + group.get("bias", 0.0)
+        for name, group in layers["consumers"].items()
     }
     return outputs, normalised, s
 

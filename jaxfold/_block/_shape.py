@@ -117,9 +117,9 @@ def read_layers(producer: Any, norm: Any, consumers: Any, *, stacked: bool) -> t
         _check_shape(path, shape, (*lead, width, *outputs[name]), "the width of the producer leads: (in, out).")
         if "bias" in group:
             _check_shape(f"{consumer_path(name)}['bias']", group["bias"].shape, (*lead, *outputs[name]))
-    for path, group, key in (("producer", layers.producer, "bias"), ("norm", layers.norm, "scale"), ("norm", layers.norm, "bias")):
-        if key in group:
-            _check_shape(f"{path}[{key!r}]", group[key].shape, (*lead, width), "the width of the producer.")
+    for path, leaf in layers.named().items():
+        if path in ("producer['bias']", "norm['scale']", "norm['bias']"):
+            _check_shape(path, leaf.shape, (*lead, width), "the width of the producer.")
     for path, leaf in layers.named().items():
         if 0 in leaf.shape:
             raise ShapeError(path, f"shape {tuple(leaf.shape)}", "no empty axis", "")
@@ -167,7 +167,7 @@ def _count(leaves: Iterable[Any], stack: int | None, *, in_bytes: bool = False) 
 def _describe(
     layers: Layers, features: int, width: int, outputs: dict[str | None, tuple[int, ...]], stack: int | None
 ) -> BlockShape:
-    """A coefficient gets the dtype that JAX promotes its own sources to, so that apply's output dtype comes out right."""
+    # A coefficient gets the dtype that JAX promotes its own sources to, so that apply's output dtype comes out right.
     producer, norm = list(layers.producer.values()), list(layers.norm.values())
     return BlockShape(
         features=int(features),
@@ -183,7 +183,5 @@ def _describe(
         producer_parameters=_count(producer, stack),
         producer_bytes=_count(producer, stack, in_bytes=True),
         factor_dtype=promote(producer),
-        kernel_dtypes={
-            name: promote([*producer, *norm, *group.values()]) for name, group in layers.consumers.items()
-        },
+        kernel_dtypes={name: promote([*producer, *norm, *group.values()]) for name, group in layers.consumers.items()},
     )

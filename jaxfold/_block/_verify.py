@@ -21,13 +21,15 @@ from jaxfold._errors import ShapeError, StructureError
 
 @dataclasses.dataclass(frozen=True)
 class Errors:
-    """Errors of the original and of the contracted block against float64, each relative to its row's largest entry.
+    """Errors of the original and of the contracted block against float64.
 
-    The error of a row is the largest of its absolute errors over the largest absolute value of the true row (the
-    absolute error itself where the true row is zero). ``max`` is over all rows and consumers, ``typical`` the median.
+    The error of an entry is its absolute error over the largest absolute value in its true row (the absolute error
+    itself where the true row is zero).
 
     Attributes:
-        unit: the rounding unit of the output dtype, which no computed result can be blamed for.
+        original_max, contracted_max: the largest error of all entries.
+        original_typical, contracted_typical: the root mean square over all entries.
+        unit: half a unit in the last place of the dtype, relative: the error of perfect rounding.
     """
 
     original_max: float
@@ -40,6 +42,11 @@ class Errors:
     def ratio(self) -> float:
         """How many times the original's largest error the contracted block's is; each counts as at least ``unit``."""
         return max(self.contracted_max, self.unit) / max(self.original_max, self.unit)
+
+    @property
+    def typical_ratio(self) -> float:
+        """The same of the typical errors."""
+        return max(self.contracted_typical, self.unit) / max(self.original_typical, self.unit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,18 +121,17 @@ def verify(
             outputs = function(x)
             return outputs if isinstance(outputs, dict) else {None: outputs}
 
-        @jax.jit
-        def both(x: Any) -> Any:
-            outputs, pullback = jax.vjp(named, x)
-            cast = {name: jnp.asarray(cotangents[name], value.dtype) for name, value in outputs.items()}
-            return outputs, pullback(cast)[0]
-
-        return both(x)
+        # Not under jit, where XLA would take the parameters for constants and fold products of them.
+        outputs, pullback = jax.vjp(named, jnp.asarray(x))
+        cast = {name: jnp.asarray(cotangents[name], value.dtype) for name, value in outputs.items()}
+        return outputs, pullback(cast)[0]
 
     # The cotangents that the blocks see are rounded to the dtype of the outputs; the oracle gets the same numbers.
     outputs, gradient = run(lambda x: contracted_fn(contracted, x))
     if set(outputs) != set(reference):
-        raise StructureError("contracted", f"consumers {sorted(map(str, outputs))}", f"{sorted(map(str, reference))}", "")
+        raise StructureError(
+            "contracted", f"consumers {sorted(map(str, outputs))}", f"{sorted(map(str, reference))}", ""
+        )
     dtype = jnp.result_type(*outputs.values())
     rounded = {name: cotangents[name].astype(value.dtype).astype(np.float64) for name, value in outputs.items()}
     true_gradient = oracle_gradient(original, to_host("inputs", x), rounded)
@@ -134,7 +140,9 @@ def verify(
     lead = x.ndim - 1
     names = list(reference)
     return Certificate(
-        outputs=_compare([reference[n] for n in names], [outputs_0[n] for n in names], [outputs[n] for n in names], lead),
+        outputs=_compare(
+            [reference[n] for n in names], [outputs_0[n] for n in names], [outputs[n] for n in names], lead
+        ),
         gradients=_compare([true_gradient], [gradient_0], [gradient], lead),
         condition=float(np.max(_condition(contracted))),
         variance_lower_bound=float(np.min(_variance_lower_bound(contracted))),
@@ -160,20 +168,24 @@ def _check_inputs(original: Block, contracted: Contraction, inputs: ArrayLike) -
 
 
 def _compare(truth: list[np.ndarray], original: list[Any], contracted: list[Any], lead: int) -> Errors:
-    def errors(results: list[Any]) -> np.ndarray:
-        return np.concatenate([_row_errors(t, np.asarray(r).astype(np.float64), lead) for t, r in zip(truth, results, strict=True)])
-
-    before, after = errors(original), errors(contracted)
+    before, after = _entry_errors(truth, original, lead), _entry_errors(truth, contracted, lead)
     unit = max(float(jnp.finfo(result.dtype).eps) for result in contracted) / 2
-    return Errors(
-        float(before.max()), float(np.median(before)), float(after.max()), float(np.median(after)), unit
-    )
+    return Errors(float(before.max()), _rms(before), float(after.max()), _rms(after), unit)
 
 
-def _row_errors(truth: np.ndarray, result: np.ndarray, lead: int) -> np.ndarray:
-    truth, result = (array.reshape(int(np.prod(array.shape[:lead])), -1) for array in (truth, result))
-    size = np.abs(truth).max(axis=-1)
-    return np.abs(result - truth).max(axis=-1) / np.where(size == 0, 1.0, size)
+def _entry_errors(truth: list[np.ndarray], results: list[Any], lead: int) -> np.ndarray:
+    """The errors of all entries, of one output after the other."""
+    errors = []
+    for true, result in zip(truth, results, strict=True):
+        rows = true.reshape(int(np.prod(true.shape[:lead])), -1)
+        size = np.abs(rows).max(axis=-1, keepdims=True)
+        difference = np.abs(np.asarray(result).astype(np.float64).reshape(rows.shape) - rows)
+        errors.append((difference / np.where(size == 0, 1.0, size)).ravel())
+    return np.concatenate(errors)
+
+
+def _rms(errors: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(errors**2)))
 
 
 def _factor_of(contracted: Contraction) -> np.ndarray:

@@ -1,0 +1,34 @@
+"""A strict session: no implicit promotion of dtypes or ranks, and float64 only in the tests that ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def strict() -> Iterator[None]:
+    """Promotion spelled out everywhere, as in the strictest user's configuration."""
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """jax_enable_x64 on for one test, and as it was afterwards."""
+    before = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+@pytest.fixture(params=["x64 off", "x64 on"])
+def either_x64(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """The test runs once with jax_enable_x64 off and once with it on."""
+    before = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+    on = request.param == "x64 on"
+    jax.config.update("jax_enable_x64", on)
+    yield on
+    jax.config.update("jax_enable_x64", before)
