@@ -1,4 +1,4 @@
-"""What the tests compare with. Nothing here imports jaxfold, uses a QR factorisation, or differentiates automatically."""
+"""What the tests compare with: nothing here imports jaxfold, factors a matrix, or differentiates automatically."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
+from jaxfold._algebra._dtype import compute_dtype, promote
 from jaxfold._algebra._scale import add_bias, affine, inverse_scale, project
 from jaxfold._block._contraction import Contraction
-from jaxfold._block._shape import FORMS, choose, promote
+from jaxfold._block._shape import FORMS, choose
 from jaxfold._errors import DtypeError, OptionError, ShapeError, StructureError
 
 
@@ -64,8 +64,8 @@ def apply(contraction: Contraction, x: ArrayLike, *, precision: lax.PrecisionLik
 def _apply(contraction: Contraction, x: Any, precision: lax.PrecisionLike) -> Any:
     # Everything that Python does here happens once for each trace.
     _check(contraction, x)
-    dtype = promote([x, *jax.tree.leaves(contraction.params)])
-    compute = np.dtype(jnp.promote_types(dtype, jnp.float32))
+    dtype = promote(x, *jax.tree.leaves(contraction.params))
+    compute = compute_dtype(dtype)
     if contraction.epsilon < float(jnp.finfo(compute).tiny):
         raise OptionError(
             "contraction.epsilon",

@@ -14,9 +14,10 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
+from jaxfold._algebra._dtype import compute_dtype, promote
 from jaxfold._algebra._scale import add_bias
 from jaxfold._block._leaves import require_concrete
-from jaxfold._block._shape import NORM_TYPES, BlockShape, Layers, NormType, choose, promote, read_layers
+from jaxfold._block._shape import NORM_TYPES, BlockShape, Layers, NormType, choose, read_layers
 from jaxfold._errors import OptionError
 
 
@@ -85,8 +86,8 @@ class Block:
 
 def _evaluate(block: Block, producer: Any, norm: Any, consumers: Any, x: jax.Array, precision: Any) -> dict[Any, Any]:
     h = _dense(producer, x, precision)
-    dtype = promote([h, *norm.values()])
-    h = h.astype(jnp.promote_types(h.dtype, jnp.float32))
+    dtype = promote(h, *norm.values())
+    h = h.astype(compute_dtype(h))
     if block.norm_type == "layernorm":
         h = h - h.mean(axis=-1, keepdims=True)
     y = h * lax.rsqrt(jnp.square(h).mean(axis=-1, keepdims=True) + block.epsilon)
@@ -98,7 +99,7 @@ def _evaluate(block: Block, producer: Any, norm: Any, consumers: Any, x: jax.Arr
 
 
 def _dense(group: Mapping[str, Any], x: jax.Array, precision: Any) -> jax.Array:
-    dtype = promote([x, *group.values()])
+    dtype = promote(x, *group.values())
     y = jnp.tensordot(x.astype(dtype), group["kernel"].astype(dtype), 1, precision=precision)
     return add_bias(y, group["bias"].astype(dtype) if "bias" in group else None)
 

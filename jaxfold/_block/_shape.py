@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-import jax.numpy as jnp
 import numpy as np
 
+from jaxfold._algebra._dtype import promote
 from jaxfold._block._leaves import read_group
 from jaxfold._errors import OptionError, ShapeError, StructureError
 
@@ -82,11 +81,6 @@ def choose(argument: str, value: Any, accepted: tuple[Any, ...]) -> Any:
     if not isinstance(value, str) or value not in accepted:
         raise OptionError(argument, repr(value), " or ".join(map(repr, accepted)), "")
     return value
-
-
-def promote(leaves: Iterable[Any]) -> np.dtype:
-    """The dtype that arithmetic on all of these has in JAX."""
-    return functools.reduce(lambda a, b: np.dtype(jnp.promote_types(a, b)), [np.dtype(leaf.dtype) for leaf in leaves])
 
 
 def read_layers(producer: Any, norm: Any, consumers: Any, *, stacked: bool) -> tuple[Layers, BlockShape]:
@@ -182,6 +176,6 @@ def _describe(
         nbytes=_count(layers.named().values(), stack, in_bytes=True),
         producer_parameters=_count(producer, stack),
         producer_bytes=_count(producer, stack, in_bytes=True),
-        factor_dtype=promote(producer),
-        kernel_dtypes={name: promote([*producer, *norm, *group.values()]) for name, group in layers.consumers.items()},
+        factor_dtype=promote(*producer),
+        kernel_dtypes={name: promote(*producer, *norm, *group.values()) for name, group in layers.consumers.items()},
     )

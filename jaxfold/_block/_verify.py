@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from jaxfold._algebra._dtype import promote
 from jaxfold._block._apply import apply
 from jaxfold._block._block import Block
 from jaxfold._block._contraction import Contraction
@@ -132,7 +133,7 @@ def verify(
         raise StructureError(
             "contracted", f"consumers {sorted(map(str, outputs))}", f"{sorted(map(str, reference))}", ""
         )
-    dtype = jnp.result_type(*outputs.values())
+    dtype = promote(*outputs.values())
     rounded = {name: cotangents[name].astype(value.dtype).astype(np.float64) for name, value in outputs.items()}
     true_gradient = oracle_gradient(original, to_host("inputs", x), rounded)
     outputs_0, gradient_0 = run(original_fn or original)
