@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -23,7 +24,15 @@ def render(renderable: Any, width: int = 100) -> str:
 
 def table(*columns: str, title: str | None = None) -> Table:
     """An empty table: the first column is text, the others numbers."""
-    result = Table(title=title, title_justify="left", header_style="bold")
+    result = Table(
+        title=title,
+        title_justify="left",
+        caption_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+    )
     for index, column in enumerate(columns):
         result.add_column(column, justify="right" if index else "left", no_wrap=True)
     return result

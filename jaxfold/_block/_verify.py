@@ -41,13 +41,13 @@ class Errors:
 
     @property
     def ratio(self) -> float:
-        """How many times the original's largest error the contracted block's is; each counts as at least ``unit``."""
-        return max(self.contracted_max, self.unit) / max(self.original_max, self.unit)
+        """The contracted block's largest error over the original's, or over ``unit`` if that is larger."""
+        return self.contracted_max / max(self.original_max, self.unit)
 
     @property
     def typical_ratio(self) -> float:
         """The same of the typical errors."""
-        return max(self.contracted_typical, self.unit) / max(self.original_typical, self.unit)
+        return self.contracted_typical / max(self.original_typical, self.unit)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,7 @@
+"""``python -m jaxfold``."""
+
+import sys
+
+from jaxfold._cli import main
+
+sys.exit(main())
