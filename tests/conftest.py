@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import jax
 import pytest
 
+from tests.x64 import set_x64
+
 
 @pytest.fixture(autouse=True)
 def strict() -> Iterator[None]:
@@ -18,17 +20,12 @@ def strict() -> Iterator[None]:
 @pytest.fixture
 def x64() -> Iterator[None]:
     """jax_enable_x64 on for one test, and as it was afterwards."""
-    before = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", before)
+    with set_x64(True):
+        yield
 
 
-@pytest.fixture(params=["x64 off", "x64 on"])
+@pytest.fixture(params=[False, True], ids=["x64 off", "x64 on"])
 def either_x64(request: pytest.FixtureRequest) -> Iterator[bool]:
     """The test runs once with jax_enable_x64 off and once with it on."""
-    before = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
-    on = request.param == "x64 on"
-    jax.config.update("jax_enable_x64", on)
-    yield on
-    jax.config.update("jax_enable_x64", before)
+    with set_x64(request.param):
+        yield request.param

@@ -28,7 +28,8 @@ class Case:
         def cast(tree: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             return {key: leaf.astype(dtype) for key, leaf in tree.items()}
 
-        return Case(*(cast(tree) for tree in self.layers), self.x.astype(dtype), self.options)
+        producer, norm, consumer = (cast(tree) for tree in self.layers)
+        return Case(producer, norm, consumer, self.x.astype(dtype), self.options)
 
 
 def make_case(

@@ -38,9 +38,9 @@ def centre(rows: np.ndarray) -> np.ndarray:
     values that are small by then, takes it out. A row of equal entries becomes zero exactly.
     """
     centred = rows - rows.mean(axis=-1, keepdims=True)
-    centred = centred - centred.mean(axis=-1, keepdims=True)
-    constant = rows.max(axis=-1, keepdims=True) == rows.min(axis=-1, keepdims=True)
-    return np.where(constant, 0.0, centred)
+    centred -= centred.mean(axis=-1, keepdims=True)
+    centred[np.all(rows == rows[..., :1], axis=-1)] = 0.0
+    return centred
 
 
 def factor(rows: np.ndarray, *, with_basis: bool = False) -> Factor:

@@ -12,6 +12,9 @@ WIDER = "Choose a wider storage dtype, such as dtype='float32', or dtype='float6
 
 def require_finite(name: str, value: np.ndarray) -> None:
     """Raises :class:`CoefficientError` if any entry of the input leaf ``name`` is NaN or infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(value.sum()):  # NaN and infinity survive any sum, and most trees hold neither
+            return
     finite = np.isfinite(value)
     if not finite.all():
         where = tuple(int(i) for i in np.argwhere(~finite)[0])
@@ -37,18 +40,21 @@ def round_to(name: str, value: np.ndarray, dtype: np.dtype, resolution: np.ndarr
             (Frobenius norm) changes by more than rounding to nearest and its own resolution account for.
     """
     limits = jnp.finfo(dtype)
-    largest = float(np.abs(value).max(initial=0.0))
+    size = np.abs(value)
+    largest = float(size.max(initial=0.0))
     if not np.isfinite(largest):
         raise CoefficientError(name, "a value beyond the range of float64", "parameters of moderate size", "")
     with np.errstate(over="ignore", under="ignore"):
         stored = value.astype(dtype)
-    if not np.isfinite(stored).all():
+    if largest > float(limits.max) or not np.isfinite(stored).all():
         raise CoefficientError(
             name, f"a coefficient of size {largest:.3g}", f"at most {float(limits.max):.3g}, the largest {dtype}", WIDER
         )
+    if np.count_nonzero(size < float(limits.tiny)) == value.size - np.count_nonzero(value):
+        return stored  # nothing below the normal range but zeros: no underflow
     axes = tuple(range(resolution.ndim, value.ndim))
     # Relative to the largest entry, so that the squares cannot underflow themselves.
-    scale = np.abs(value).max(axis=axes, keepdims=True, initial=0.0)
+    scale = size.max(axis=axes, keepdims=True, initial=0.0)
     scale = np.where(scale == 0, 1.0, scale)
     norm = np.sqrt(np.sum((value / scale) ** 2, axis=axes))
     lost = np.sqrt(np.sum(((stored.astype(np.float64) - value) / scale) ** 2, axis=axes))

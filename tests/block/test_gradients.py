@@ -16,6 +16,7 @@ import jaxfold
 from jaxfold._algebra._triangle import pack_triangle
 from tests.factories import Case, make_case
 from tests.reference import row_errors
+from tests.x64 import set_x64
 
 # As for the outputs: 1e-13 of the largest entry of a row, with a factor for the two products that a gradient adds.
 FLOAT64 = 4e-13
@@ -87,7 +88,7 @@ def test_input_gradients_in_float32(name: str) -> None:
     block = jaxfold.contract(*case.layers, **case.options, allow_growth=True)
     result = jax.grad(lambda x: loss(jaxfold.apply(block, x)))(case.x)
     assert result.dtype == np.float32
-    with jax.numpy_dtype_promotion("standard"), _x64():
+    with set_x64(True):
         truth = jax.grad(lambda x: loss(original(_float64(case.layers), x, case.options)))(case.x.astype(np.float64))
     # The cotangent is computed from outputs of float32: sin' of outputs of size 1, which the factor 4 covers.
     assert row_errors(np.asarray(truth), result).max() < 4 * 4e-6 * (10 if "rank" in name or "one" in name else 1)
@@ -95,14 +96,6 @@ def test_input_gradients_in_float32(name: str) -> None:
 
 def _float64(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
-
-
-def _x64() -> Any:
-    if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(True)
-    from jax.experimental import enable_x64  # its place until jax 0.8
-
-    return enable_x64(True)
 
 
 @pytest.mark.usefixtures("x64")
