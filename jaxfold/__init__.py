@@ -11,6 +11,7 @@ from jaxfold._block._plan import Cost as Cost
 from jaxfold._block._plan import Plan as Plan
 from jaxfold._block._plan import plan as plan
 from jaxfold._block._verify import Certificate as Certificate
+from jaxfold._block._verify import Errors as Errors
 from jaxfold._block._verify import verify as verify
 from jaxfold._errors import CoefficientError as CoefficientError
 from jaxfold._errors import ConcretenessError as ConcretenessError

@@ -41,13 +41,13 @@ class Errors:
 
     @property
     def ratio(self) -> float:
-        """The contracted block's largest error over the original's, or over ``unit`` if that is larger."""
-        return self.contracted_max / max(self.original_max, self.unit)
+        """The contracted block's largest error over the original's (over ``unit`` where the original has none)."""
+        return self.contracted_max / (self.original_max or self.unit)
 
     @property
     def typical_ratio(self) -> float:
         """The same of the typical errors."""
-        return self.contracted_typical / max(self.original_typical, self.unit)
+        return self.contracted_typical / (self.original_typical or self.unit)
 
 
 @dataclasses.dataclass(frozen=True)
