@@ -21,8 +21,9 @@ from jax.typing import ArrayLike
 from jaxfold._algebra._dtype import compute_dtype, promote
 from jaxfold._algebra._scale import add_bias, affine, inverse_scale, project
 from jaxfold._block._contraction import Contraction
+from jaxfold._block._leaves import require_floating
 from jaxfold._block._shape import FORMS, choose
-from jaxfold._errors import DtypeError, OptionError, ShapeError, StructureError
+from jaxfold._errors import OptionError, ShapeError, StructureError
 
 
 def apply(contraction: Contraction, x: ArrayLike, *, precision: lax.PrecisionLike = None) -> Any:
@@ -98,10 +99,7 @@ def _check(contraction: Contraction, x: Any) -> None:
             "'denominator' and 'consumer' or 'consumers'",
             "",
         )
-    if not hasattr(x, "shape"):
-        raise DtypeError("x", f"a {type(x).__name__}", "an array", "Convert it with jax.numpy.asarray.")
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise DtypeError("x", f"dtype {x.dtype}", "a real floating dtype", "Cast it, as in x.astype('float32').")
+    require_floating("x", x)
     if contraction._lead:
         raise ShapeError(
             "contraction",

@@ -86,10 +86,19 @@ def read_dtype(dtype: Any) -> np.dtype | None:
     try:
         chosen = np.dtype(dtype)
     except TypeError:
-        chosen = None
+        chosen = np.dtype(object)
     if chosen not in STORAGE_DTYPES:
         raise OptionError("dtype", repr(dtype), _ACCEPTED, "")
     return chosen
+
+
+def require_floating(name: str, x: Any) -> None:
+    """Raises :class:`DtypeError` for inputs of the block that are no array of a real floating dtype."""
+    if not hasattr(x, "shape"):
+        raise DtypeError(name, f"a {type(x).__name__}", "an array", "Convert it with jax.numpy.asarray.")
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        hint = f"Cast it, as in {name}.astype('float32')."
+        raise DtypeError(name, f"dtype {x.dtype}", "a real floating dtype", hint)
 
 
 def require_concrete(name: str, leaf: Any) -> None:

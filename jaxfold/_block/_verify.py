@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jaxfold._algebra._dtype import promote
 from jaxfold._block._apply import apply
 from jaxfold._block._block import Block
 from jaxfold._block._contraction import Contraction
-from jaxfold._block._leaves import to_host
+from jaxfold._block._leaves import require_floating, to_host
 from jaxfold._block._oracle import oracle, oracle_gradient
 from jaxfold._errors import ShapeError, StructureError
 
@@ -110,50 +110,64 @@ def verify(
         (True, 100)
     """
     x = _check_inputs(original, contracted, inputs)
-    stacked = original.shape.stack is not None
-    contracted_fn = (jax.vmap if stacked else lambda f: f)(apply)
-
-    reference = oracle(original, to_host("inputs", x))
+    wide = to_host("inputs", x)
+    reference = oracle(original, wide)
     rng = np.random.default_rng(0)
     cotangents = {name: rng.standard_normal(value.shape) for name, value in reference.items()}
+    evaluate = apply if original.shape.stack is None else jax.vmap(apply)
 
-    def run(function: Callable[[Any], Any]) -> tuple[dict[str | None, Any], Any]:
-        def named(x: Any) -> dict[str | None, Any]:
-            outputs = function(x)
-            return outputs if isinstance(outputs, dict) else {None: outputs}
-
-        # Not under jit, where XLA would take the parameters for constants and fold products of them.
-        outputs, pullback = jax.vjp(named, jnp.asarray(x))
-        cast = {name: jnp.asarray(cotangents[name], value.dtype) for name, value in outputs.items()}
-        return outputs, pullback(cast)[0]
-
-    # The cotangents that the blocks see are rounded to the dtype of the outputs; the oracle gets the same numbers.
-    outputs, gradient = run(lambda x: contracted_fn(contracted, x))
-    if set(outputs) != set(reference):
-        raise StructureError(
-            "contracted", f"consumers {sorted(map(str, outputs))}", f"{sorted(map(str, reference))}", ""
-        )
-    dtype = promote(*outputs.values())
+    outputs, gradient = _run("contracted", lambda x: evaluate(contracted, x), x, cotangents)
+    before, gradient_before = _run("original_fn", original_fn or original, x, cotangents)
+    # The blocks saw cotangents that were rounded to the dtype of the outputs; the oracle gets the same numbers.
     rounded = {name: cotangents[name].astype(value.dtype).astype(np.float64) for name, value in outputs.items()}
-    true_gradient = oracle_gradient(original, to_host("inputs", x), rounded)
-    outputs_0, gradient_0 = run(original_fn or original)
+    true_gradient = oracle_gradient(original, wide, rounded)
+    lead = wide.ndim - 1
 
-    lead = x.ndim - 1
-    names = list(reference)
+    def in_order(named: dict[str | None, Any]) -> list[Any]:
+        return [named[name] for name in reference]
+
     return Certificate(
-        outputs=_compare(
-            [reference[n] for n in names], [outputs_0[n] for n in names], [outputs[n] for n in names], lead
-        ),
-        gradients=_compare([true_gradient], [gradient_0], [gradient], lead),
+        outputs=_compare(in_order(reference), in_order(before), in_order(outputs), lead),
+        gradients=_compare([true_gradient], [gradient_before], [gradient], lead),
         condition=float(np.max(_condition(contracted))),
         variance_lower_bound=float(np.min(_variance_lower_bound(contracted))),
-        rows=int(np.prod(x.shape[:-1])),
-        dtype=str(dtype),
+        rows=int(np.prod(wide.shape[:-1])),
+        dtype=str(promote(*outputs.values())),
+    )
+
+
+def _run(
+    argument: str, function: Callable[[Any], Any], x: Any, cotangents: dict[str | None, np.ndarray]
+) -> tuple[dict[str | None, Any], Any]:
+    """Outputs by consumer, and the gradient in the inputs for the given cotangents."""
+
+    def named(x: Any) -> dict[str | None, Any]:
+        outputs = function(x)
+        return dict(outputs) if isinstance(outputs, Mapping) else {None: outputs}
+
+    # Not under jit, where XLA would take the parameters for constants and fold products of them.
+    outputs, pullback = jax.vjp(named, jnp.asarray(x))
+    got = {name: tuple(value.shape) for name, value in outputs.items()}
+    expected = {name: value.shape for name, value in cotangents.items()}
+    if got != expected:
+        raise StructureError(
+            argument,
+            f"outputs {_describe(got)}",
+            f"{_describe(expected)}, those of the original",
+            "Compare like with like.",
+        )
+    return outputs, pullback({name: jnp.asarray(cotangents[name], value.dtype) for name, value in outputs.items()})[0]
+
+
+def _describe(shapes: dict[str | None, tuple[int, ...]]) -> str:
+    return ", ".join(
+        f"of shape {shape}" if name is None else f"{name!r} of shape {shape}" for name, shape in shapes.items()
     )
 
 
 def _check_inputs(original: Block, contracted: Contraction, inputs: ArrayLike) -> Any:
-    x = inputs if isinstance(inputs, (np.ndarray, jax.Array)) else np.asarray(inputs)
+    x: Any = inputs
+    require_floating("inputs", x)
     if contracted.features != original.shape.features or contracted.width != original.shape.width:
         raise ShapeError(
             "contracted",
