@@ -55,5 +55,5 @@ def factor(rows: np.ndarray, *, with_basis: bool = False) -> Factor:
     else:
         basis, upper = None, np.asarray(np.linalg.qr(columns, mode="r"))
     signs = np.where(np.diagonal(upper, axis1=-2, axis2=-1) < 0, -1.0, 1.0)
-    upper = upper * signs[..., :, None]
+    upper = upper * signs[..., :, None] + 0.0  # the zeros below the diagonal stay +0
     return Factor(upper, None if basis is None else basis * signs[..., None, :])

@@ -99,6 +99,14 @@ def _check(contraction: Contraction, x: Any) -> None:
             "'denominator' and 'consumer' or 'consumers'",
             "",
         )
+    needed = {"kernel", "bias"} if contraction.form == "standard" else {"kernel"}
+    groups = {"['denominator']": (contraction.params["denominator"], {"kernel"})}
+    for name, group in contraction.consumers.items():
+        groups["['consumer']" if name is None else f"['consumers'][{name!r}]"] = (group, needed)
+    for path, (group, keys) in groups.items():
+        if not keys <= set(group):
+            expected = " and ".join(map(repr, sorted(keys)))
+            raise StructureError(f"contraction.params{path}", f"the keys {sorted(group)}", f"{expected}", "")
     require_floating("x", x)
     if contraction._lead:
         raise ShapeError(

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxfold._algebra._dtype import compute_dtype, promote
 from jaxfold._algebra._scale import add_bias
 from jaxfold._block._leaves import require_concrete
-from jaxfold._block._shape import NORM_TYPES, BlockShape, Layers, NormType, choose, read_layers
+from jaxfold._block._shape import NORM_TYPES, BlockShape, Layers, NormType, choose, flag, read_layers
 from jaxfold._errors import OptionError
 
 
@@ -64,11 +64,8 @@ class Block:
     ) -> None:
         self.norm_type = choose("norm_type", norm_type, NORM_TYPES)
         self.epsilon = _check_epsilon(epsilon)
-        for name, value in (("unit_offset", unit_offset), ("stacked", stacked)):
-            if not isinstance(value, (bool, np.bool_)):
-                raise OptionError(name, repr(value), "True or False", "")
-        self.unit_offset = bool(unit_offset)
-        self.layers, self.shape = read_layers(producer, norm, consumers, stacked=bool(stacked))
+        self.unit_offset = flag("unit_offset", unit_offset)
+        self.layers, self.shape = read_layers(producer, norm, consumers, stacked=stacked)
 
     def __call__(self, x: ArrayLike, *, precision: lax.PrecisionLike = None) -> Any:
         """The block as written, in JAX: ``(..., d)`` → ``(..., *features)``, or a dict of such by consumer.
@@ -111,6 +108,10 @@ def _check_epsilon(epsilon: Any) -> float:
         epsilon = epsilon.item()
     if isinstance(epsilon, bool) or not isinstance(epsilon, numbers.Real):
         raise OptionError("epsilon", repr(epsilon), "a real number above 0", hint)
-    if not (0 < float(epsilon) < math.inf):
-        raise OptionError("epsilon", repr(epsilon), "a finite number above 0", hint)
-    return float(epsilon)
+    try:
+        value = float(epsilon)
+    except OverflowError:
+        value = math.inf
+    if not (0 < value < math.inf):
+        raise OptionError("epsilon", str(value), "a finite number above 0", hint)
+    return value

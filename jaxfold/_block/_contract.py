@@ -30,9 +30,9 @@ from jaxfold._block._block import Block
 from jaxfold._block._contraction import Contraction
 from jaxfold._block._leaves import read_dtype, to_host
 from jaxfold._block._plan import plan_shape
-from jaxfold._block._shape import FORMS, Form, NormType, choose, consumer_path
+from jaxfold._block._shape import FORMS, Form, NormType, choose, consumer_path, flag
 from jaxfold._block._store import Coefficient, store
-from jaxfold._errors import GrowthError, OptionError
+from jaxfold._errors import GrowthError
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -109,9 +109,7 @@ def contract(
     )
     choose("form", form, FORMS)
     storage = read_dtype(dtype)
-    if not isinstance(allow_growth, (bool, np.bool_)):
-        raise OptionError("allow_growth", repr(allow_growth), "True or False", "")
-    if not allow_growth:
+    if not flag("allow_growth", allow_growth):
         _refuse_growth(block, form)
 
     host = {path: to_host(path, leaf) for path, leaf in block.layers.named().items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -34,8 +34,14 @@ def unbox(leaf: Any) -> Any:
     return leaf
 
 
-def read_group(name: str, group: Any, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, Any]:
-    """The unboxed leaves of one layer as a new dict; a leaf that is ``None`` counts as absent.
+def read_group(
+    name: str,
+    group: Any,
+    required: tuple[str, ...],
+    optional: tuple[str, ...],
+    read_leaf: Callable[[Any], Any] = unbox,
+) -> dict[str, Any]:
+    """The leaves of one layer as a new dict, each through ``read_leaf``; a leaf that is ``None`` counts as absent.
 
     Raises:
         StructureError: if ``group`` is no mapping, lacks a required leaf, or has one that the layer has no place for.
@@ -51,7 +57,7 @@ def read_group(name: str, group: Any, required: tuple[str, ...], optional: tuple
     for key in required:
         if key not in present:
             raise StructureError(f"{name}[{key!r}]", "nothing", f"an array: {name} has the {keys}", "")
-    return {key: _check_dtype(f"{name}[{key!r}]", unbox(leaf)) for key, leaf in present.items()}
+    return {key: _check_dtype(f"{name}[{key!r}]", read_leaf(leaf)) for key, leaf in present.items()}
 
 
 def _hint_for(unknown: list[Any]) -> str:
@@ -96,9 +102,10 @@ def require_floating(name: str, x: Any) -> None:
     """Raises :class:`DtypeError` for inputs of the block that are no array of a real floating dtype."""
     if not hasattr(x, "shape"):
         raise DtypeError(name, f"a {type(x).__name__}", "an array", "Convert it with jax.numpy.asarray.")
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        hint = f"Cast it, as in {name}.astype('float32')."
-        raise DtypeError(name, f"dtype {x.dtype}", "a real floating dtype", hint)
+    if x.dtype not in STORAGE_DTYPES:
+        raise DtypeError(
+            name, f"dtype {x.dtype}", f"a real floating dtype, {_ACCEPTED}", f"Cast it, as in {name}.astype('float32')."
+        )
 
 
 def require_concrete(name: str, leaf: Any) -> None:

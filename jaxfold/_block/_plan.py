@@ -21,9 +21,8 @@ import jax
 import numpy as np
 
 from jaxfold._algebra._triangle import triangle_size
-from jaxfold._block._leaves import read_dtype
-from jaxfold._block._shape import FORMS, NORM_TYPES, BlockShape, Form, NormType, choose, read_layers
-from jaxfold._errors import OptionError
+from jaxfold._block._leaves import read_dtype, unbox
+from jaxfold._block._shape import FORMS, NORM_TYPES, BlockShape, Form, NormType, choose, flag, read_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,19 +108,15 @@ def plan(
         True
     """
     choose("norm_type", norm_type, NORM_TYPES)
-    if not isinstance(keep_producer, bool):
-        raise OptionError("keep_producer", repr(keep_producer), "True or False", "")
-    shapes = [jax.tree.map(_as_struct, tree, is_leaf=_is_shape) for tree in (producer, norm, consumers)]
-    _, shape = read_layers(*shapes, stacked=stacked)
+    keep_producer = flag("keep_producer", keep_producer)
+    _, shape = read_layers(producer, norm, consumers, stacked=stacked, read_leaf=_read_leaf)
     return plan_shape(shape, norm_type, read_dtype(dtype), keep_producer=keep_producer)
 
 
-def _is_shape(leaf: Any) -> bool:
-    return isinstance(leaf, tuple) and all(isinstance(size, (int, np.integer)) for size in leaf)
-
-
-def _as_struct(leaf: Any) -> Any:
-    return jax.ShapeDtypeStruct(leaf, np.float32) if _is_shape(leaf) else leaf
+def _read_leaf(leaf: Any) -> Any:
+    leaf = unbox(leaf)
+    is_shape = isinstance(leaf, tuple) and all(isinstance(size, (int, np.integer)) for size in leaf)
+    return jax.ShapeDtypeStruct(leaf, np.float32) if is_shape else leaf
 
 
 def plan_shape(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from jaxfold._algebra._dtype import promote
-from jaxfold._block._leaves import read_group
+from jaxfold._block._leaves import read_group, unbox
 from jaxfold._errors import OptionError, ShapeError, StructureError
 
 NormType = Literal["layernorm", "rmsnorm"]
@@ -83,13 +83,23 @@ def choose(argument: str, value: Any, accepted: tuple[Any, ...]) -> Any:
     return value
 
 
-def read_layers(producer: Any, norm: Any, consumers: Any, *, stacked: bool) -> tuple[Layers, BlockShape]:
+def flag(argument: str, value: Any) -> bool:
+    """``value`` if it is a boolean, else an :class:`OptionError`."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise OptionError(argument, repr(value), "True or False", "")
+    return bool(value)
+
+
+def read_layers(
+    producer: Any, norm: Any, consumers: Any, *, stacked: bool, read_leaf: Callable[[Any], Any] = unbox
+) -> tuple[Layers, BlockShape]:
     """Unboxes the three arguments and checks names, dtypes and shapes; values are not looked at."""
+    stacked = flag("stacked", stacked)
     layers = Layers(
-        read_group("producer", producer, ("kernel",), ("bias",)),
-        {} if norm is None else read_group("norm", norm, (), ("scale", "bias")),
+        read_group("producer", producer, ("kernel",), ("bias",), read_leaf),
+        {} if norm is None else read_group("norm", norm, (), ("scale", "bias"), read_leaf),
         {
-            name: read_group(consumer_path(name), group, ("kernel",), ("bias",))
+            name: read_group(consumer_path(name), group, ("kernel",), ("bias",), read_leaf)
             for name, group in _by_name(consumers).items()
         },
     )
@@ -137,7 +147,7 @@ def _by_name(consumers: Any) -> Mapping[Any, Any]:
 
 
 def _stack_of(layers: Layers) -> int:
-    (first, leaf), *_ = layers.named().items()
+    first, leaf = "producer['kernel']", layers.producer["kernel"]
     if not leaf.shape:
         raise ShapeError(first, "shape ()", "a leading axis over the layers, since stacked=True", "")
     for path, other in layers.named().items():

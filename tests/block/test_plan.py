@@ -155,7 +155,7 @@ def test_a_producer_that_stays_is_counted(name: str, dtype: Any) -> None:
 
 
 def test_a_producer_that_stays_can_decide_the_matter() -> None:
-    """34 inputs, a width of 64 and 128 outputs pay only if the wide activation really goes."""
+    """34→40→60 pays only if the wide activation really goes."""
     layers = make_case(34, 40, 60, rows=1).layers
     assert jaxfold.plan(*layers).pays()
     assert not jaxfold.plan(*layers, keep_producer=True).pays()
@@ -196,7 +196,8 @@ def _flops(function: Any, tree: Any, features: int) -> tuple[float, float]:
     counts = []
     for batch in (1024, 2048):
         lowered = jax.jit(function).lower(tree, jax.ShapeDtypeStruct((batch, features), np.float32))
-        counts.append([stage.cost_analysis()["flops"] for stage in (lowered, lowered.compile())])
+        stages: tuple[Any, Any] = (lowered, lowered.compile())
+        counts.append([stage.cost_analysis()["flops"] for stage in stages])
     first, second = np.array(counts)
     lowered, compiled = (second - first) / 1024
     return float(lowered), float(compiled)

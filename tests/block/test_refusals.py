@@ -1,294 +1,311 @@
-"""Every refusal: its class, the argument that it names, what arrived and what is accepted, and that nothing changed."""
+"""What is refused, by name: the error's class, the argument at fault, what arrived, what is accepted, what to do."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.core import Tracer
 
 import jaxfold
 from tests.factories import make_case
 
-D, N, M = 4, 12, 3
+CASE = make_case(4, 16, 3).astype(np.float32)
+BASE: dict[str, Any] = {"producer": CASE.producer, "norm": CASE.norm, "consumers": CASE.consumer}
+FLOATS = "float64, float32, bfloat16 or float16"
 
 
-def layers(**changed: Any) -> dict[str, Any]:
-    """The arguments of a good call, with some of them replaced."""
-    case = make_case(D, N, M).astype(np.float32)
-    return {"producer": case.producer, "norm": case.norm, "consumers": case.consumer, "epsilon": 1e-6, **changed}
+def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.zeros(shape, dtype)
 
 
-def leaf(group: str, key: str, value: Any) -> dict[str, Any]:
-    """The same with one leaf replaced, or added; ``None`` stays in the tree."""
-    good = layers()
-    return {**good, group: {**good[group], key: value}}
+def with_(group: str, **leaves: Any) -> dict[str, Any]:
+    """The arguments with some leaves of one group replaced."""
+    return {group: {**BASE[group], **leaves}}
 
 
-def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
-    return np.ones(shape, dtype)
+def only(group: str, **leaves: Any) -> dict[str, Any]:
+    return {group: leaves}
 
 
-NAN = ones(D, N)
-NAN[1, 2] = np.nan
-INF = ones(N, M)
-INF[3, 1] = -np.inf
+def stack(size: int, tree: Any) -> Any:
+    return {key: np.stack([leaf] * size) for key, leaf in tree.items()}
 
-S, H, T, O, C = (  # noqa: E741
-    jaxfold.StructureError,
-    jaxfold.ShapeError,
-    jaxfold.DtypeError,
-    jaxfold.OptionError,
-    jaxfold.CoefficientError,
-)
 
-# name: (error, argument, words of the message in order, arguments of contract)
-CONTRACT: dict[str, tuple[type[Exception], str, str, dict[str, Any]]] = {
-    "no producer kernel": (S, "producer['kernel']", "nothing.*array", layers(producer={"bias": ones(N)})),
-    "producer kernel None": (S, "producer['kernel']", "nothing.*array", leaf("producer", "kernel", None)),
-    "no consumer kernel": (S, "consumers['a']['kernel']", "nothing", layers(consumers={"a": {"bias": ones(M)}})),
-    "producer not a mapping": (S, "producer", "ndarray.*mapping.*'kernel'", layers(producer=ones(D, N))),
-    "norm not a mapping": (S, "norm", "list.*mapping.*'scale'", layers(norm=[ones(N)])),
-    "consumers not a mapping": (S, "consumers", "ndarray.*mapping", layers(consumers=ones(N, M))),
-    "no consumers": (S, "consumers", "empty.*at least one", layers(consumers={})),
-    "consumer name": (S, "consumers", "name 3.*strings", layers(consumers={3: {"kernel": ones(N, M)}})),
-    "unmerged LoRA": (S, "producer", "'lora_a'.*'kernel'.*Merge", leaf("producer", "lora_a", ones(D, 2))),
-    "torch names": (S, "producer", "'weight'.*'kernel'.*weight.T", layers(producer={"weight": ones(N, D)})),
-    "running statistics": (S, "norm", "'mean'.*'scale'", leaf("norm", "mean", ones(N))),
-    "flat producer kernel": (H, "producer['kernel']", r"\(4,\).*two axes", leaf("producer", "kernel", ones(D))),
-    "stack unannounced": (H, "producer['kernel']", "stacked=True", leaf("producer", "kernel", ones(2, D, N))),
-    "producer bias": (H, "producer['bias']", r"\(4,\).*\(12,\)", leaf("producer", "bias", ones(D))),
-    "norm scale": (H, "norm['scale']", r"\(11,\).*\(12,\)", leaf("norm", "scale", ones(N - 1))),
-    "norm bias": (H, "norm['bias']", r"\(1, 12\).*\(12,\)", leaf("norm", "bias", ones(1, N))),
-    "consumer transposed": (
-        H,
-        "consumers['kernel']",
-        r"\(3, 12\).*\(12, 12\)",
-        leaf("consumers", "kernel", ones(M, N)),
+STACK = {**{key: stack(2, group) for key, group in BASE.items()}, "stacked": True}
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """One row of the table: changed arguments, and the four parts of the message as regular expressions."""
+
+    change: dict[str, Any]
+    error: type[jaxfold.JaxfoldError]
+    argument: str
+    got: str
+    expected: str
+    hint: str = ""
+
+    def check(self, call: Callable[[], Any]) -> jaxfold.JaxfoldError:
+        pattern = rf"^{re.escape(self.argument)}: got .*{self.got}.*; expected .*{self.expected}.*{self.hint}"
+        with pytest.raises(self.error, match=pattern) as info:
+            call()
+        assert info.value.argument == self.argument
+        return info.value
+
+
+S, H, D = jaxfold.StructureError, jaxfold.ShapeError, jaxfold.DtypeError
+K, B = r"'kernel'", r"'bias' \(optional\)"
+
+# Seen from names, shapes and dtypes alone: contract, Block and plan all refuse these, in the same words.
+STRUCTURE = {
+    "no producer kernel": Refusal(only("producer", bias=zeros(16)), S, "producer['kernel']", "nothing", f"{K}, {B}"),
+    "no consumer kernel": Refusal(only("consumers", bias=zeros(3)), S, "consumers['kernel']", "nothing", f"{K}, {B}"),
+    "no kernel in one of several": Refusal(
+        only("consumers", q=BASE["consumers"], k={"bias": zeros(3)}), S, "consumers['k']['kernel']", "nothing", K
     ),
-    "consumer kernel flat": (H, "consumers['kernel']", r"\(12,\).*features", leaf("consumers", "kernel", ones(N))),
-    "consumer bias": (H, "consumers['bias']", r"\(12,\).*\(3,\)", leaf("consumers", "bias", ones(N))),
-    "named consumer": (H, "consumers['q']['kernel']", r"\(3, 12\)", layers(consumers={"q": {"kernel": ones(M, N)}})),
-    "no features": (
+    "a kernel that is None": Refusal(with_("producer", kernel=None), S, "producer['kernel']", "nothing", K),
+    "unmerged LoRA": Refusal(with_("producer", lora_a=zeros(4, 2)), S, "producer", "'lora_a'", f"{K}, {B}", "Merge"),
+    "a torch weight": Refusal(only("producer", weight=zeros(16, 4)), S, "producer", "'weight'", K, r"weight\.T"),
+    "a running mean": Refusal(with_("norm", mean=zeros(16)), S, "norm", "'mean'", r"'scale' \(opt.*, 'bias' \(opt"),
+    "an unknown key in one of several": Refusal(
+        only("consumers", q={**BASE["consumers"], "g": zeros(3)}), S, "consumers['q']", "'g'", K, "Pass only"
+    ),
+    "a producer that is an array": Refusal({"producer": zeros(4, 16)}, S, "producer", "ndarray", "mapping with the"),
+    "a norm that is an array": Refusal({"norm": zeros(16)}, S, "norm", "ndarray", "mapping with the keys 'scale'"),
+    "consumers in a list": Refusal({"consumers": [BASE["consumers"]]}, S, "consumers", "list", "mapping of names"),
+    "no consumers": Refusal({"consumers": {}}, S, "consumers", "empty mapping", "at least one"),
+    "a consumer without a name": Refusal({"consumers": {0: BASE["consumers"]}}, S, "consumers", "0", "strings"),
+    "names of two kinds": Refusal(
+        {"consumers": {"q": BASE["consumers"], 0: BASE["consumers"]}}, S, "consumers", "0", "strings"
+    ),
+    "a producer kernel of one axis": Refusal(
+        with_("producer", kernel=zeros(16)), H, "producer['kernel']", r"\(16,\)", r"\(in, out\)"
+    ),
+    "a consumer kernel of one axis": Refusal(
+        with_("consumers", kernel=zeros(16)), H, "consumers['kernel']", r"\(16,\)", r"\(16,\) \+ features"
+    ),
+    "a producer bias too long": Refusal(
+        with_("producer", bias=zeros(17)), H, "producer['bias']", r"\(17,\)", r"\(16,\)", "width of the producer"
+    ),
+    "a bias of one": Refusal(with_("producer", bias=zeros(1)), H, "producer['bias']", r"\(1,\)", r"\(16,\)"),
+    "a scalar bias": Refusal(with_("producer", bias=zeros()), H, "producer['bias']", r"\(\)", r"\(16,\)"),
+    "a scale too short": Refusal(with_("norm", scale=zeros(4)), H, "norm['scale']", r"\(4,\)", r"\(16,\)", "width"),
+    "a norm bias in rows": Refusal(with_("norm", bias=zeros(1, 16)), H, "norm['bias']", r"\(1, 16\)", r"\(16,\)"),
+    "a transposed consumer kernel": Refusal(
+        with_("consumers", kernel=zeros(3, 16)), H, "consumers['kernel']", r"\(3, 16\)", r"\(16, 16\)", r"\(in, out\)"
+    ),
+    "a transposed kernel in one of several": Refusal(
+        only("consumers", q={"kernel": zeros(3, 16)}), H, "consumers['q']['kernel']", r"\(3, 16\)", r"\(16, 16\)"
+    ),
+    "a consumer bias too short": Refusal(
+        with_("consumers", bias=zeros(2)), H, "consumers['bias']", r"\(2,\)", r"\(3,\)", "features of its kernel"
+    ),
+    "a flat bias for features on two axes": Refusal(
+        with_("consumers", kernel=zeros(16, 4, 8), bias=zeros(32)), H, "consumers['bias']", r"\(32,\)", r"\(4, 8\)"
+    ),
+    "no features": Refusal(with_("producer", kernel=zeros(0, 16)), H, "producer['kernel']", r"\(0, 16\)", "no empty"),
+    "no width": Refusal(
+        {"producer": {"kernel": zeros(4, 0)}, "norm": None, "consumers": {"kernel": zeros(0, 3)}},
         H,
         "producer['kernel']",
-        r"\(0, 12\).*no empty axis",
-        layers(producer={"kernel": ones(0, N)}),
+        r"\(4, 0\)",
+        "no empty axis",
     ),
-    "no outputs": (H, "consumers['kernel']", r"\(12, 0\).*empty", layers(consumers={"kernel": ones(N, 0)})),
-    "integers": (T, "producer['kernel']", "int32.*float32", leaf("producer", "kernel", ones(D, N, dtype=np.int32))),
-    "quantised": (T, "consumers['kernel']", "int8.*Dequant", leaf("consumers", "kernel", ones(N, M, dtype=np.int8))),
-    "float8": (
-        T,
+    "no outputs": Refusal(
+        only("consumers", kernel=zeros(16, 0)), H, "consumers['kernel']", r"\(16, 0\)", "no empty axis"
+    ),
+    "stacked, but the leaves are not": Refusal(
+        {"stacked": True}, H, "producer['bias']", r"\(16,\)", r"length 4, as in producer\['kernel'\], .*stacked=True"
+    ),
+    "stacked kernels alone, but they are not": Refusal(
+        {"producer": {"kernel": zeros(16, 16)}, "norm": None, "consumers": {"kernel": zeros(16, 3)}, "stacked": True},
+        H,
         "producer['kernel']",
-        "float8.*Dequant",
-        leaf("producer", "kernel", jnp.ones((D, N), jnp.float8_e4m3fn)),
+        r"\(16, 16\)",
+        r"\(layers, in, out\)",
     ),
-    "complex": (T, "norm['scale']", "complex64.*float32", leaf("norm", "scale", ones(N, dtype=np.complex64))),
-    "booleans": (T, "norm['bias']", "bool.*float32", leaf("norm", "bias", ones(N, dtype=bool))),
-    "list leaf": (T, "producer['bias']", "list.*asarray", leaf("producer", "bias", [0.0] * N)),
-    "float leaf": (T, "norm['bias']", "float.*array", leaf("norm", "bias", 0.0)),
-    "NaN": (C, "producer['kernel']", r"1 non-finite of 48.*\(1, 2\): nan", leaf("producer", "kernel", NAN)),
-    "infinity": (C, "consumers['kernel']", r"\(3, 1\): -inf", leaf("consumers", "kernel", INF)),
-    "epsilon 0": (O, "epsilon", "0.*above 0.*1e-6.*1e-5", layers(epsilon=0)),
-    "epsilon negative": (O, "epsilon", "-1e-06.*above 0", layers(epsilon=-1e-6)),
-    "epsilon NaN": (O, "epsilon", "nan.*above 0", layers(epsilon=float("nan"))),
-    "epsilon infinite": (O, "epsilon", "inf.*finite", layers(epsilon=float("inf"))),
-    "epsilon boolean": (O, "epsilon", "True.*real", layers(epsilon=True)),
-    "epsilon text": (O, "epsilon", "'1e-6'.*real", layers(epsilon="1e-6")),
-    "epsilon None": (O, "epsilon", "None.*real", layers(epsilon=None)),
-    "epsilon array": (O, "epsilon", "real number", layers(epsilon=ones(2))),
-    "norm type": (O, "norm_type", "'batchnorm'.*'layernorm' or 'rmsnorm'", layers(norm_type="batchnorm")),
-    "form": (O, "form", "'gram'.*'direct' or 'packed' or 'standard'", layers(form="gram")),
-    "dtype": (O, "dtype", "int8.*float64, float32", layers(dtype="int8")),
-    "no dtype": (O, "dtype", "'wide'.*float32", layers(dtype="wide")),
-    "unit_offset": (O, "unit_offset", "1.*True or False", layers(unit_offset=1)),
-    "stacked": (O, "stacked", "'yes'.*True or False", layers(stacked="yes")),
-    "allow_growth": (O, "allow_growth", "None.*True or False", layers(allow_growth=None)),
-    "not stacked": (H, "producer['bias']", "leading axis of length 4", layers(stacked=True)),
-    "overflow": (
-        C,
-        "params['consumer']['kernel']",
-        "at most 6.55e",
-        leaf("consumers", "kernel", 1e6 * np.eye(N, M, dtype=np.float32)) | {"dtype": "float16", "norm": None},
+    "a stack, but not said": Refusal(
+        {**STACK, "stacked": False}, H, "producer['kernel']", r"\(2, 4, 16\)", r"\(in, out\)", "stacked=True"
     ),
-    "underflow": (
-        C,
-        "params['denominator']['kernel']",
-        "underflow.*float16",
-        {**leaf("producer", "kernel", 1e-9 * make_case(D, N, M).producer["kernel"]), "dtype": "float16"},
+    "unequal stacks": Refusal(
+        {**STACK, "norm": stack(3, CASE.norm)},
+        H,
+        "norm['scale']",
+        r"\(3, 16\)",
+        r"length 2, as in producer\['kernel'\]",
     ),
+    "an empty stack": Refusal(
+        {**{key: stack(2, group) for key, group in BASE.items()}, "stacked": True}
+        | {"producer": {"kernel": zeros(0, 4, 16)}, "norm": None, "consumers": {"kernel": zeros(0, 16, 3)}},
+        H,
+        "producer['kernel']",
+        r"\(0, 4, 16\)",
+        "no empty axis",
+    ),
+    "stacked as a number": Refusal({"stacked": 1}, jaxfold.OptionError, "stacked", "1", "True or False"),
+    "norm_type in Flax's spelling": Refusal(
+        {"norm_type": "LayerNorm"}, jaxfold.OptionError, "norm_type", "'LayerNorm'", "'layernorm' or 'rmsnorm'"
+    ),
+    "norm_type None": Refusal({"norm_type": None}, jaxfold.OptionError, "norm_type", "None", "'layernorm' or"),
+    **{
+        f"{kind} leaves": Refusal(with_("norm", scale=leaf), D, "norm['scale']", re.escape(got), FLOATS, hint)
+        for kind, leaf, got, hint in [
+            ("integer", zeros(16, dtype=np.int32), "dtype int32", "Dequantise"),
+            ("int8-quantised", zeros(16, dtype=np.int8), "dtype int8", "Dequantise"),
+            ("float8", zeros(16, dtype=jnp.float8_e4m3fn), "dtype float8_e4m3fn", "Dequantise"),
+            ("complex", zeros(16, dtype=np.complex64), "dtype complex64", ""),
+            ("bool", zeros(16, dtype=bool), "dtype bool", ""),
+            ("string", zeros(16, dtype="U3"), "dtype <U3", ""),
+            ("list", [1.0] * 16, "a list", "numpy.asarray"),
+            ("float", 1.0, "a float", "numpy.asarray"),
+        ]
+    },
 }
 
 
 def snapshot(tree: Any) -> Any:
-    return copy.deepcopy(tree)
+    """Everything that a call could change: container types, keys in order, identities and bytes of leaves."""
+    if isinstance(tree, Mapping):
+        return type(tree), id(tree), [(key, snapshot(leaf)) for key, leaf in tree.items()]
+    if isinstance(tree, (list, tuple)):
+        return type(tree), id(tree), [snapshot(leaf) for leaf in tree]
+    concrete = isinstance(tree, np.ndarray) or (isinstance(tree, jax.Array) and not isinstance(tree, Tracer))
+    return (id(tree), np.asarray(tree).tobytes()) if concrete else id(tree)
 
 
-def unchanged(before: Any, after: Any) -> bool:
-    if isinstance(before, dict):
-        return before.keys() == after.keys() and all(unchanged(before[key], after[key]) for key in before)
-    if isinstance(before, (np.ndarray, jax.Array)):
-        return np.asarray(before).tobytes() == np.asarray(after).tobytes()
-    if isinstance(before, list):
-        return all(unchanged(a, b) for a, b in zip(before, after, strict=True))
-    return before == after or before != before  # NaN is not itself
+def call_refused(function: Any, change: dict[str, Any], **options: Any) -> Any:
+    """Calls with the base block, changed, and whatever comes of it, the arguments are as they were."""
+    arguments = {**BASE, **options, **change}
+    layers = [arguments.pop(key) for key in BASE]
+    before = snapshot(layers)
+    try:
+        return function(*layers, **arguments)
+    finally:
+        assert snapshot(layers) == before
 
 
-@pytest.mark.parametrize("name", CONTRACT)
-def test_contract_refuses(name: str) -> None:
-    error, argument, words, arguments = CONTRACT[name]
-    before = snapshot(arguments)
-    with pytest.raises(error, match=f"(?s)got .*{words}") as raised:
-        jaxfold.contract(**arguments)
-    assert isinstance(raised.value, jaxfold.JaxfoldError)
-    assert raised.value.argument == argument
-    assert str(raised.value).startswith(f"{argument}: got ")
-    assert "; expected " in str(raised.value)
-    assert unchanged(before, arguments)
-
-
-def test_the_good_call_is_accepted() -> None:
-    """The control of the table above: what its entries replace is all that is wrong with them."""
-    jaxfold.contract(**layers())
-    jaxfold.contract(**layers(), dtype="float16")
-
-
-@pytest.mark.parametrize(
-    "transform", [jax.jit, jax.grad, lambda f: lambda x: jax.vmap(f)(x[None])], ids=["jit", "grad", "vmap"]
-)
-def test_tracers_are_refused(transform: Callable[..., Any]) -> None:
-    good = layers()
-
-    def f(kernel: Any) -> Any:
-        block = jaxfold.contract(**{**good, "producer": {"kernel": kernel}})
-        return jnp.sum(block.c)
-
-    with pytest.raises(jaxfold.ConcretenessError, match=r"producer\['kernel'\]: got a tracer.*outside jit") as raised:
-        transform(f)(jnp.ones((D, N)))
-    assert raised.value.argument == "producer['kernel']"
-
-
-def test_a_traced_epsilon_is_refused() -> None:
-    with pytest.raises(jaxfold.ConcretenessError, match="epsilon: got a tracer"):
-        jax.jit(lambda epsilon: jaxfold.contract(**layers(epsilon=epsilon)).c)(1e-6)
-
-
-def test_shapes_without_values_are_refused() -> None:
-    abstract = {"kernel": jax.ShapeDtypeStruct((D, N), np.float32)}
-    with pytest.raises(jaxfold.ConcretenessError, match=r"ShapeDtypeStruct without values.*jaxfold\.plan"):
-        jaxfold.contract(**layers(producer=abstract))
-
-
-def test_unequal_stacks_are_refused() -> None:
-    stack = {
-        "producer": {"kernel": ones(2, D, N)},
-        "norm": {"scale": ones(3, N)},
-        "consumers": {"kernel": ones(2, N, M)},
+@pytest.mark.parametrize("row", STRUCTURE.values(), ids=list(STRUCTURE))
+def test_structure(row: Refusal) -> None:
+    messages = {
+        str(row.check(lambda: call_refused(jaxfold.contract, row.change, epsilon=1e-3))),
+        str(row.check(lambda: call_refused(jaxfold.Block, row.change, epsilon=1e-3))),
+        str(row.check(lambda: call_refused(jaxfold.plan, row.change))),
     }
-    with pytest.raises(jaxfold.ShapeError, match=r"norm\['scale'\].*\(3, 12\).*length 2.*stacked=True"):
-        jaxfold.contract(**stack, epsilon=1e-6, stacked=True)
+    assert len(messages) == 1
 
 
-def test_growth_is_refused_with_both_counts() -> None:
-    case = make_case(148, 128, 128)
-    with pytest.raises(jaxfold.GrowthError, match=r"38,272.*35,840.*packed.*allow_growth=True") as raised:
-        jaxfold.contract(*case.layers, **case.options)
-    assert raised.value.plan.original.parameters == 35_840
-    assert raised.value.plan.direct.parameters == 38_272
-    grown = jaxfold.contract(*case.layers, **case.options, allow_growth=True)
-    assert sum(leaf.size for leaf in jax.tree.leaves(grown)) == 38_272
-    packed = jaxfold.contract(*case.layers, **case.options, form="packed")
-    assert sum(leaf.size for leaf in jax.tree.leaves(packed)) == raised.value.plan.packed.parameters < 35_840
+def _with_entry(leaf: np.ndarray, index: Any, value: float) -> np.ndarray:
+    changed = leaf.copy()
+    changed[index] = value
+    return changed
 
 
-@pytest.mark.parametrize("epsilon", [1e-3, 64.0, 64, np.float32(0.25), np.array(0.5), jnp.float32(0.125)])
-def test_epsilon_survives_exactly(epsilon: Any) -> None:
-    block = jaxfold.contract(**layers(epsilon=epsilon))
-    assert type(block.epsilon) is float
-    assert block.epsilon == float(epsilon)
+P, C, A = jaxfold.OptionError, jaxfold.CoefficientError, jaxfold.ConcretenessError
+EPSILONS = [0, 0.0, -1e-5, float("nan"), float("inf"), True, "1e-6", None, [1e-3], 1e-3 + 0j, np.array([1e-3]), 10**400]
+EPSILONS += [np.array(True), np.float32(0), np.array("1e-6")]
+HALF = {key: {k: leaf.astype(np.float16) for k, leaf in group.items()} for key, group in BASE.items()}
+TINY = {"producer": {"kernel": CASE.producer["kernel"] * 1e-4}, "norm": None}
+TINY |= {"consumers": {"kernel": CASE.consumer["kernel"] * 1e-4}}
+LARGE = {"producer": {"kernel": CASE.producer["kernel"] * 1e30}, "norm": None}
+LARGE |= {"consumers": {"kernel": CASE.consumer["kernel"] * 1e30}}
 
-
-APPLY: dict[str, tuple[type[Exception], str, str, Any]] = {
-    "integers": (T, "x", "int32.*floating.*astype", ones(2, D, dtype=np.int32)),
-    "booleans": (T, "x", "bool.*floating", ones(2, D, dtype=bool)),
-    "complex": (T, "x", "complex64.*floating", ones(2, D, dtype=np.complex64)),
-    "a list": (T, "x", "list.*asarray", [1.0, 2.0, 3.0, 4.0]),
-    "a scalar": (H, "x", r"\(\).*4 features", np.float32(1.0)),
-    "too wide": (H, "x", r"\(2, 5\), width 5.*4 features", ones(2, D + 1)),
-    "transposed": (H, "x", r"\(4, 2\), width 2.*4 features", ones(D, 2)),
+# Seen by contract, which looks at values and has more options.
+VALUES = {
+    **{
+        f"epsilon {e!r:.20}": Refusal({"epsilon": e}, P, "epsilon", "", "number above 0", "Flax's default is 1e-6")
+        for e in EPSILONS
+    },
+    "form": Refusal({"form": "gram"}, P, "form", "'gram'", "'direct' or 'packed' or 'standard'"),
+    "form None": Refusal({"form": None}, P, "form", "None", "'direct' or 'packed' or 'standard'"),
+    "unit_offset": Refusal({"unit_offset": 1}, P, "unit_offset", "1", "True or False"),
+    "allow_growth": Refusal({"allow_growth": 1}, P, "allow_growth", "1", "True or False"),
+    "dtype int8": Refusal({"dtype": "int8"}, P, "dtype", "'int8'", FLOATS),
+    "dtype complex": Refusal({"dtype": complex}, P, "dtype", "complex", FLOATS),
+    "dtype float8": Refusal({"dtype": jnp.float8_e5m2}, P, "dtype", "float8_e5m2", FLOATS),
+    "dtype misspelt": Refusal({"dtype": "flaot32"}, P, "dtype", "'flaot32'", FLOATS),
+    "NaN": Refusal(
+        with_("producer", kernel=_with_entry(CASE.producer["kernel"], (2, 5), np.nan)),
+        *(C, "producer['kernel']", r"1 non-finite of 64 entries, the first at \(2, 5\): nan", "finite", "Mend"),
+    ),
+    "infinity": Refusal(
+        with_("norm", bias=_with_entry(CASE.norm["bias"], 7, -np.inf)),
+        *(C, "norm['bias']", r"1 non-finite of 16 entries, the first at \(7,\): -inf", "finite values only"),
+    ),
+    "both infinities, whose sum is NaN": Refusal(
+        with_("consumers", bias=np.array([np.inf, 1, -np.inf], np.float32)),
+        *(C, "consumers['bias']", r"2 non-finite of 3 entries, the first at \(0,\): inf", "finite values only"),
+    ),
+    "NaN in a JAX leaf of one of several": Refusal(
+        only("consumers", q={"kernel": jnp.asarray(_with_entry(CASE.consumer["kernel"], (9, 1), np.nan))}),
+        *(C, "consumers['q']['kernel']", r"first at \(9, 1\): nan", "finite values only"),
+    ),
+    "a shape without values": Refusal(
+        with_("producer", bias=jax.ShapeDtypeStruct((16,), np.float32)),
+        *(A, "producer['bias']", "ShapeDtypeStruct without values", "concrete NumPy or JAX array", "jaxfold.plan"),
+    ),
+    "float16 overflow": Refusal(
+        {
+            "producer": HALF["producer"],
+            "norm": {"scale": HALF["norm"]["scale"] * np.float16(100)},
+            "consumers": {"kernel": HALF["consumers"]["kernel"] * np.float16(1e4)},
+        },
+        *(
+            C,
+            "params['consumer']['kernel']",
+            r"size \d\.\d+e\+0\d",
+            r"at most 6\.55e\+04, .*float16",
+            "dtype='float32'",
+        ),
+    ),
+    "bfloat16 overflow": Refusal(
+        {**LARGE, "dtype": "bfloat16"},
+        C,
+        "params['consumer']['kernel']",
+        r"e\+[56]\d",
+        r"3\.39e\+38, .*bfloat16",
+        "wider",
+    ),
+    "float32 overflow": Refusal(LARGE, C, "params['consumer']['kernel']", r"e\+[56]\d", r"3\.4e\+38, .*float32"),
+    "float64 overflow": Refusal(
+        {
+            "producer": {"kernel": np.full((4, 16), 1e300) * np.arange(16)},
+            "consumers": {"kernel": np.full((16, 3), 1e300)},
+        }
+        | {"norm": None, "form": "packed"},
+        *(C, "params['consumer']['kernel']", "beyond the range of float64", "parameters of moderate size"),
+    ),
+    "overflow of a form": Refusal(
+        {**LARGE, "dtype": "float16", "form": "standard"},
+        *(C, "params['consumer']['kernel']", r"size", "largest float16"),
+    ),
+    "float16 underflow": Refusal(
+        {**TINY, "dtype": "float16"},
+        *(C, "params['consumer']['kernel']", "underflow", r"6\.1e-05, the smallest normal float16", "dtype='float32'"),
+    ),
+    "underflow of one member of a stack": Refusal(
+        {
+            "producer": {"kernel": np.stack([CASE.producer["kernel"], TINY["producer"]["kernel"]])},
+            "consumers": {"kernel": np.stack([CASE.consumer["kernel"], TINY["consumers"]["kernel"]])},
+            **{"norm": None, "stacked": True, "dtype": "float16"},
+        },
+        *(C, "params['consumer']['kernel']", "underflow", "smallest normal float16"),
+    ),
 }
 
 
-@pytest.mark.parametrize("form", ["direct", "packed", "standard"])
-@pytest.mark.parametrize("name", APPLY)
-def test_apply_refuses(name: str, form: Any) -> None:
-    error, argument, words, x = APPLY[name]
-    block = jaxfold.contract(**layers(), form=form)
-    with pytest.raises(error, match=f"(?s)got .*{words}") as raised:
-        jaxfold.apply(block, x)
-    assert isinstance(raised.value, jaxfold.JaxfoldError)
-    assert raised.value.argument == argument
+@pytest.mark.parametrize("row", VALUES.values(), ids=list(VALUES))
+def test_values_and_options(row: Refusal) -> None:
+    defaults = {} if "epsilon" in row.change else {"epsilon": 1e-3}
+    row.check(lambda: call_refused(jaxfold.contract, row.change, **defaults))
 
 
-def test_apply_refuses_a_stack_and_a_broken_contraction() -> None:
-    stack = {"producer": {"kernel": ones(2, D, N)}, "norm": None, "consumers": {"kernel": ones(2, N, M)}}
-    with pytest.raises(jaxfold.ShapeError, match=r"contraction: got a stack of 2 blocks.*jax\.vmap"):
-        jaxfold.apply(jaxfold.contract(**stack, epsilon=1e-6, stacked=True), ones(2, D))
-    block = jaxfold.contract(**layers())
-    broken = jaxfold.Contraction(block.params, block.width, block.epsilon, block.norm_type, "gram")  # type: ignore[arg-type]
-    with pytest.raises(jaxfold.OptionError, match=r"contraction\.form: got 'gram'"):
-        jaxfold.apply(broken, ones(2, D))
-    half = jaxfold.Contraction({"denominator": block.params["denominator"]}, N, 1e-6, "layernorm", "direct")
-    with pytest.raises(jaxfold.StructureError, match=r"contraction\.params: got the keys \['denominator'\]"):
-        jaxfold.apply(half, ones(2, D))
-
-
-def test_apply_refuses_an_epsilon_that_float32_does_not_hold() -> None:
-    block = jaxfold.contract(**layers(epsilon=1e-60))
-    with pytest.raises(jaxfold.OptionError, match=r"contraction\.epsilon: got 1e-60.*1\.18e-38"):
-        jaxfold.apply(block, ones(2, D))
-
-
-def test_plan_refuses() -> None:
-    with pytest.raises(jaxfold.OptionError, match="keep_producer: got 1"):
-        jaxfold.plan({"kernel": (D, N)}, None, {"kernel": (N, M)}, keep_producer=1)  # type: ignore[arg-type]
-    with pytest.raises(jaxfold.OptionError, match="norm_type: got 'none'"):
-        jaxfold.plan({"kernel": (D, N)}, None, {"kernel": (N, M)}, norm_type="none")  # type: ignore[arg-type]
-    with pytest.raises(jaxfold.ShapeError, match=r"consumers\['kernel'\]: got shape \(3, 12\)"):
-        jaxfold.plan({"kernel": (D, N)}, None, {"kernel": (M, N)})
-    with pytest.raises(jaxfold.OptionError, match="form: got 'gram'"):
-        jaxfold.plan({"kernel": (D, N)}, None, {"kernel": (N, M)}).cost("gram")  # type: ignore[arg-type]
-
-
-def test_verify_refuses() -> None:
-    good = layers()
-    block, contracted = jaxfold.Block(**good), jaxfold.contract(**good)
-    with pytest.raises(jaxfold.ShapeError, match=r"inputs: got shape \(2, 5\)"):
-        jaxfold.verify(block, contracted, ones(2, D + 1))
-    with pytest.raises(jaxfold.ShapeError, match=r"inputs: got shape \(0, 4\).*at least one row"):
-        jaxfold.verify(block, contracted, ones(0, D))
-    with pytest.raises(jaxfold.CoefficientError, match="inputs: got 1 non-finite"):
-        jaxfold.verify(block, contracted, np.array([[0, 1, np.nan, 2]], np.float32))
-    with pytest.raises(jaxfold.DtypeError, match="inputs: got dtype int"):
-        jaxfold.verify(block, contracted, ones(2, D, dtype=np.int32))
-    other = jaxfold.contract(*make_case(D, N + 1, M).layers, epsilon=1e-6)
-    with pytest.raises(jaxfold.ShapeError, match=r"contracted: got 4 features and width 13.*4 and 12"):
-        jaxfold.verify(block, other, ones(2, D))
-    named = jaxfold.contract(**{**good, "consumers": {"q": good["consumers"]}})
-    with pytest.raises(
-        jaxfold.StructureError, match=r"contracted: got outputs 'q' of shape \(2, 3\); expected of shape \(2, 3\)"
-    ):
-        jaxfold.verify(block, named, ones(2, D))
-
-
-def test_convert_refuses() -> None:
-    block = jaxfold.contract(**layers())
-    with pytest.raises(jaxfold.OptionError, match="form: got 'gram'"):
-        jaxfold.convert(block, "gram")  # type: ignore[arg-type]
-    with pytest.raises(jaxfold.ConcretenessError, match=r"contraction\.params\['consumer'\]\['kernel'\]: got a tracer"):
-        jax.jit(lambda block: jaxfold.convert(block, "packed").c)(block)
+def test_epsilon_is_required() -> None:
+    with pytest.raises(TypeError, match="epsilon"):
+        jaxfold.contract(*CASE.layers)  # type: ignore[call-arg]

@@ -1,0 +1,163 @@
+"""The package as a whole: its names, its documentation, what it ships, and which way its imports point."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.resources
+import inspect
+import pathlib
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import jaxfold
+
+NAMES = (
+    *("apply", "contract", "convert", "plan", "verify"),
+    *("Block", "Certificate", "Contraction", "Cost", "Errors", "Plan"),
+    *("CoefficientError", "ConcretenessError", "DtypeError", "GrowthError", "JaxfoldError", "OptionError"),
+    *("ShapeError", "StructureError"),
+)
+ROOT = pathlib.Path(str(importlib.resources.files("jaxfold")))
+SOURCES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text("utf-8")) for path in ROOT.rglob("*.py")}
+
+
+def test_public_names() -> None:
+    public = {name for name in vars(jaxfold) if not name.startswith("_")}
+    assert public == set(NAMES)
+    assert [name for name in NAMES if not hasattr(jaxfold, name)] == []
+
+
+def test_init_holds_nothing_but_exports() -> None:
+    """Each name spelled out twice, `import x as x`, which is what type checkers take for a re-export."""
+    docstring, *statements = SOURCES["__init__.py"].body
+    assert isinstance(docstring, ast.Expr)
+    exported = []
+    for statement in statements:
+        if isinstance(statement, ast.ImportFrom) and str(statement.module).startswith("jaxfold."):
+            exported += [(alias.name, alias.asname) for alias in statement.names]
+    assert sorted(exported) == sorted((name, name) for name in NAMES)
+    rest = [s for s in statements if not (isinstance(s, ast.ImportFrom) and str(s.module).startswith("jaxfold."))]
+    assert [ast.unparse(s) for s in rest] == [
+        "from importlib.metadata import version as _version",
+        "__version__ = _version('jaxfold')",
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_documentation(name: str) -> None:
+    """A docstring of its own, with an example for whatever a user calls or gets; the errors share their base's."""
+    value: Any = getattr(jaxfold, name)
+    doc = value.__dict__.get("__doc__") if inspect.isclass(value) else value.__doc__
+    assert doc
+    assert not doc.startswith(f"{name}(")  # what dataclasses write by themselves
+    if value is jaxfold.JaxfoldError or not (inspect.isclass(value) and issubclass(value, Exception)):
+        assert re.search(r"\n +Example:\n +>>> ", doc)
+    if inspect.isfunction(value):
+        for parameter in inspect.signature(value).parameters.values():
+            assert re.search(rf"\b{parameter.name}\b.*:", doc), f"{parameter.name} is not documented"
+            assert parameter.annotation is not inspect.Parameter.empty
+        assert "Returns:\n" in doc
+        assert "Raises:\n" in doc
+
+
+def test_version() -> None:
+    assert jaxfold.__version__ == importlib.metadata.version("jaxfold")
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", jaxfold.__version__)
+
+
+def test_ships_its_types_data_and_licence() -> None:
+    assert (ROOT / "py.typed").is_file()
+    assert (ROOT / "_data" / "ligandmpnn_heads.npz").is_file()
+    assert "MIT" in (ROOT / "_data" / "ligandmpnn_heads.LICENSE").read_text("utf-8")
+
+
+def test_run_time_dependencies() -> None:
+    requirements = importlib.metadata.requires("jaxfold") or []
+    names = {re.split(r"[^\w-]", line)[0] for line in requirements if "extra ==" not in line}
+    assert names == {"jax", "jaxlib", "flax", "numpy"}
+
+
+def _imports(path: str) -> set[str]:
+    """The modules that a file imports, anywhere in it; `from a import b` counts as a and as a.b."""
+    modules = set()
+    for node in ast.walk(SOURCES[path]):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            modules |= {str(node.module)} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return modules
+
+
+def _typing_only(path: str) -> set[str]:
+    """What is imported for the type checker alone."""
+    guarded = [n for n in ast.walk(SOURCES[path]) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    nodes = [node for guard in guarded for node in ast.walk(guard) if isinstance(node, ast.ImportFrom)]
+    return {str(n.module) for n in nodes} | {f"{n.module}.{alias.name}" for n in nodes for alias in n.names}
+
+
+# Each part may import itself and what is named here; `_report` and `_demo` are looked up when they are needed only.
+ALLOWED = {
+    "_errors": set(),
+    "_algebra": {"_errors"},
+    "_block": {"_algebra", "_errors"},
+    "_report": {"_block", "_algebra", "_errors"},
+}
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_imports_point_one_way(path: str) -> None:
+    part = path.split("/")[0].removesuffix(".py")
+    if part not in ALLOWED:
+        return
+    ours = {module.split(".")[1] for module in _imports(path) - _typing_only(path) if module.startswith("jaxfold.")}
+    lazily = {"_report"} if path in ("_block/_plan.py", "_block/_verify.py") else set()
+    assert ours <= ALLOWED[part] | {part} | lazily
+    at_the_top = {str(n.module) for n in SOURCES[path].body if isinstance(n, ast.ImportFrom)}
+    assert "jaxfold._report" not in at_the_top
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_imports_from_outside(path: str) -> None:
+    """Nothing private of JAX or Flax, no module system below linen.py and nnx.py, rich for tables and the demo only."""
+    modules = _imports(path)
+    for module in modules:
+        names = module.split(".")
+        if names[0] in ("jax", "jaxlib", "flax", "numpy"):
+            assert not any(name.startswith("_") for name in names), module
+    if path not in ("linen.py", "nnx.py"):
+        assert not any(module.startswith(("flax.linen", "flax.nnx")) for module in modules)
+    if path not in ("_report.py", "_demo.py"):
+        assert not any(module.split(".")[0] == "rich" for module in modules)
+    roots = {module.split(".")[0] for module in modules}
+    assert roots <= sys.stdlib_module_names | {"jax", "flax", "numpy", "rich", "jaxfold"}
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_reads_nothing_but_its_own_data(path: str) -> None:
+    """No file is opened, and no path outside of the package named; the demo loads its weights as a resource."""
+    calls = {ast.unparse(node.func) for node in ast.walk(SOURCES[path]) if isinstance(node, ast.Call)}
+    readers = r"(^|\.)(open|fromfile|loadtxt|genfromtxt|memmap|read_text|read_bytes|urlopen|Path|getenv)$"
+    assert not [call for call in calls if re.search(readers, call)]
+    assert "np.load" not in calls or (path == "_demo.py" and "importlib.resources.as_file" in calls)
+    assert not {"os", "pathlib", "urllib", "socket", "subprocess", "tempfile"} & _imports(path)
+    texts = [n.value for n in ast.walk(SOURCES[path]) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    assert not [text for text in texts if re.search(r"(^|\s)(\.\./|~/|/\w+/)", text)]
+
+
+def test_importing_it_changes_nothing() -> None:
+    """No option of JAX is touched."""
+    code = """
+import jax
+before = dict(jax.config.values)
+import jaxfold
+assert dict(jax.config.values) == before
+print(jaxfold.plan({"kernel": (2, 8)}, None, {"kernel": (8, 4)}).direct.parameters)
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "16", done.stderr
