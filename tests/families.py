@@ -90,6 +90,9 @@ FAMILIES: dict[str, Callable[[Case, np.random.Generator], Case]] = {
     "κ = 1e6 kernel, inputs along its small directions": lambda case, rng: _condition(case, 6, along_small=True),
     "rank 2": _rank_two,
     "rank 2, zero bias": lambda case, rng: _rank_two(case, rng, bias=0.0),
+    "every second input zero, constant bias": lambda case, rng: _producer(
+        case, bias=0.7, x=case.x * (np.arange(len(case.x)) % 2)[:, None]
+    ),
     "constant producer": lambda case, rng: _producer(
         case, kernel=rng.normal(size=(_kernel(case).shape[0], 1)) * np.ones(_kernel(case).shape), bias=2.0
     ),

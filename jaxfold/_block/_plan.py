@@ -30,6 +30,11 @@ class Cost:
     """What a block costs: entries and bytes of its parameters, and FLOPs for one row of input.
 
     A stack of blocks counts as the sum of its members.
+
+    Example:
+        >>> import jaxfold
+        >>> 2 * jaxfold.Cost(parameters=10, bytes=40, flops=20) + jaxfold.Cost(1, 4, 2)
+        Cost(parameters=21, bytes=84, flops=42)
     """
 
     parameters: int
@@ -42,6 +47,8 @@ class Cost:
     def __mul__(self, times: int) -> Cost:
         return Cost(self.parameters * times, self.bytes * times, self.flops * times)
 
+    __rmul__ = __mul__
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -50,6 +57,12 @@ class Plan:
     Attributes:
         original: the block as it is.
         direct, packed, standard: after contraction, with the producer's own cost included where it has to stay.
+
+    Example:
+        >>> import jaxfold
+        >>> costs = jaxfold.plan({"kernel": (148, 128)}, None, {"kernel": (128, 128)})
+        >>> costs.pays("direct"), costs.cost("standard").parameters - costs.original.parameters
+        (False, 128)
     """
 
     original: Cost

@@ -31,6 +31,11 @@ class Errors:
         original_max, contracted_max: the largest error of all entries.
         original_typical, contracted_typical: the root mean square over all entries.
         unit: half a unit in the last place of the dtype, relative: the error of perfect rounding.
+
+    Example:
+        >>> import jaxfold
+        >>> jaxfold.Errors(2e-7, 1e-7, contracted_max=1e-7, contracted_typical=2e-8, unit=6e-8).ratio
+        0.5
     """
 
     original_max: float
@@ -62,6 +67,14 @@ class Certificate:
             the producer has a bias and n > d, and zero otherwise. Add epsilon for the effective epsilon of the block.
         rows: how many rows were measured.
         dtype: of the outputs.
+
+    Example:
+        >>> import numpy as np, jaxfold
+        >>> layers = {"kernel": np.eye(2, 8, dtype="float32")}, None, {"kernel": np.eye(8, 4, dtype="float32")}
+        >>> contracted = jaxfold.contract(*layers, epsilon=1e-6)
+        >>> certificate = jaxfold.verify(jaxfold.Block(*layers, epsilon=1e-6), contracted, np.eye(2, dtype="float32"))
+        >>> str(certificate).splitlines()[0]
+        'relative error, float32    original   contracted   contracted / original'
     """
 
     outputs: Errors

@@ -142,8 +142,7 @@ STRUCTURE = {
         r"length 2, as in producer\['kernel'\]",
     ),
     "an empty stack": Refusal(
-        {**{key: stack(2, group) for key, group in BASE.items()}, "stacked": True}
-        | {"producer": {"kernel": zeros(0, 4, 16)}, "norm": None, "consumers": {"kernel": zeros(0, 16, 3)}},
+        {**STACK, "producer": {"kernel": zeros(0, 4, 16)}, "norm": None, "consumers": {"kernel": zeros(0, 16, 3)}},
         H,
         "producer['kernel']",
         r"\(0, 4, 16\)",
@@ -208,19 +207,23 @@ def _with_entry(leaf: np.ndarray, index: Any, value: float) -> np.ndarray:
 
 
 P, C, A = jaxfold.OptionError, jaxfold.CoefficientError, jaxfold.ConcretenessError
-EPSILONS = [0, 0.0, -1e-5, float("nan"), float("inf"), True, "1e-6", None, [1e-3], 1e-3 + 0j, np.array([1e-3]), 10**400]
-EPSILONS += [np.array(True), np.float32(0), np.array("1e-6")]
+EPSILONS: list[tuple[Any, str]] = [  # and what of them the message shows
+    *((0, "0"), (np.float32(0), "0"), (-1e-5, "-1e-05"), (float("nan"), "nan"), (float("inf"), "inf"), (10**400, "")),
+    *((True, "True"), (np.array(True), "True"), ("1e-6", "'1e-6'"), (np.array("1e-6"), "'1e-6'"), (None, "None")),
+    *(([1e-3], r"\[0\.001\]"), (np.array([1e-3]), r"array\(\[0\.001\]\)"), (1e-3 + 0j, "0j")),
+]
+STORED = "params['consumer']['kernel']"
 HALF = {key: {k: leaf.astype(np.float16) for k, leaf in group.items()} for key, group in BASE.items()}
-TINY = {"producer": {"kernel": CASE.producer["kernel"] * 1e-4}, "norm": None}
-TINY |= {"consumers": {"kernel": CASE.consumer["kernel"] * 1e-4}}
-LARGE = {"producer": {"kernel": CASE.producer["kernel"] * 1e30}, "norm": None}
-LARGE |= {"consumers": {"kernel": CASE.consumer["kernel"] * 1e30}}
+TINY, LARGE = (
+    {name: {"kernel": BASE[name]["kernel"] * factor} for name in ("producer", "consumers")} | {"norm": None}
+    for factor in (1e-4, 1e30)
+)
 
 # Seen by contract, which looks at values and has more options.
 VALUES = {
     **{
-        f"epsilon {e!r:.20}": Refusal({"epsilon": e}, P, "epsilon", "", "number above 0", "Flax's default is 1e-6")
-        for e in EPSILONS
+        f"epsilon {e!r:.20}": Refusal({"epsilon": e}, P, "epsilon", shown, "number above 0", "Flax's default is 1e-6")
+        for e, shown in EPSILONS
     },
     "form": Refusal({"form": "gram"}, P, "form", "'gram'", "'direct' or 'packed' or 'standard'"),
     "form None": Refusal({"form": None}, P, "form", "None", "'direct' or 'packed' or 'standard'"),
@@ -256,38 +259,23 @@ VALUES = {
             "norm": {"scale": HALF["norm"]["scale"] * np.float16(100)},
             "consumers": {"kernel": HALF["consumers"]["kernel"] * np.float16(1e4)},
         },
-        *(
-            C,
-            "params['consumer']['kernel']",
-            r"size \d\.\d+e\+0\d",
-            r"at most 6\.55e\+04, .*float16",
-            "dtype='float32'",
-        ),
+        *(C, STORED, r"size \d\.\d+e\+0\d", r"at most 6\.55e\+04, .*float16", "dtype='float32'"),
     ),
     "bfloat16 overflow": Refusal(
-        {**LARGE, "dtype": "bfloat16"},
-        C,
-        "params['consumer']['kernel']",
-        r"e\+[56]\d",
-        r"3\.39e\+38, .*bfloat16",
-        "wider",
+        {**LARGE, "dtype": "bfloat16"}, C, STORED, r"e\+[56]\d", r"3\.39e\+38, .*bfloat16", "wider"
     ),
-    "float32 overflow": Refusal(LARGE, C, "params['consumer']['kernel']", r"e\+[56]\d", r"3\.4e\+38, .*float32"),
+    "float32 overflow": Refusal(LARGE, C, STORED, r"e\+[56]\d", r"3\.4e\+38, .*float32"),
     "float64 overflow": Refusal(
-        {
-            "producer": {"kernel": np.full((4, 16), 1e300) * np.arange(16)},
-            "consumers": {"kernel": np.full((16, 3), 1e300)},
-        }
-        | {"norm": None, "form": "packed"},
-        *(C, "params['consumer']['kernel']", "beyond the range of float64", "parameters of moderate size"),
+        {**LARGE, "producer": {"kernel": np.eye(4, 16) * 1e300}, "form": "packed", "dtype": "float64"},
+        *(C, STORED, "beyond the range of float64", "parameters of moderate size"),
     ),
     "overflow of a form": Refusal(
         {**LARGE, "dtype": "float16", "form": "standard"},
-        *(C, "params['consumer']['kernel']", r"size", "largest float16"),
+        *(C, STORED, r"size", "largest float16"),
     ),
     "float16 underflow": Refusal(
         {**TINY, "dtype": "float16"},
-        *(C, "params['consumer']['kernel']", "underflow", r"6\.1e-05, the smallest normal float16", "dtype='float32'"),
+        *(C, STORED, "underflow", r"6\.1e-05, the smallest normal float16", "dtype='float32'"),
     ),
     "underflow of one member of a stack": Refusal(
         {
@@ -295,7 +283,7 @@ VALUES = {
             "consumers": {"kernel": np.stack([CASE.consumer["kernel"], TINY["consumers"]["kernel"]])},
             **{"norm": None, "stacked": True, "dtype": "float16"},
         },
-        *(C, "params['consumer']['kernel']", "underflow", "smallest normal float16"),
+        *(C, STORED, "underflow", "smallest normal float16"),
     ),
 }
 
