@@ -46,7 +46,7 @@ def round_to(name: str, value: np.ndarray, dtype: np.dtype, resolution: np.ndarr
         raise CoefficientError(name, "a value beyond the range of float64", "parameters of moderate size", "")
     with np.errstate(over="ignore", under="ignore"):
         stored = value.astype(dtype)
-    if largest > float(limits.max) or not np.isfinite(stored).all():
+    if not np.isfinite(stored).all():
         raise CoefficientError(
             name, f"a coefficient of size {largest:.3g}", f"at most {float(limits.max):.3g}, the largest {dtype}", WIDER
         )

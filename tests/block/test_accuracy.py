@@ -1,13 +1,16 @@
 """Float32 errors beside the original's own, on families that are hard on float32.
 
-The bar is a factor of 2. It holds for the typical error (root mean square over all entries) on every family. It holds
-for the largest error too, except where the output is a small difference of large terms: there both blocks are off by
-1e-4 and more, one unlucky entry decides, and the bar for it is 5. ``benchmarks/accuracy.py`` prints all the figures.
+The bar is a factor of 2. The standard form meets it on every family, for the largest error and for the typical one
+(root mean square over all entries). The direct form meets it too, except for the largest error where the output is a
+small difference of large terms: its numerator and its denominator then round apart, while those of the standard form
+share one rounded z. There both blocks are off by 1e-4 and more, one unlucky entry decides, and the direct form's bar
+is 5. ``benchmarks/accuracy.py`` prints all the figures.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,26 +30,27 @@ ROUNDED = "bfloat16 storage, float32 inputs"
 SEEDS = 4
 
 
-def _errors(name: str, size: tuple[int, int, int], seed: int, **wrong: float) -> tuple[np.ndarray, np.ndarray]:
+def _errors(name: str, size: tuple[int, int, int], seed: int, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     case = draw(name, size, seed)
     truth = two_pass(*case.layers, case.x, **case.options)
     original = jaxfold.Block(*case.layers, **case.options)(case.x)
-    contracted = jaxfold.contract(*case.layers, **{**case.options, **wrong}, allow_growth=True)
+    contracted = jaxfold.contract(*case.layers, **{**case.options, **options}, allow_growth=True)
     return row_errors(truth, original), row_errors(truth, jaxfold.apply(contracted, case.x))
 
 
-def _pooled(name: str, size: tuple[int, int, int], **wrong: float) -> tuple[np.ndarray, np.ndarray]:
-    pairs = [_errors(name, size, seed, **wrong) for seed in range(SEEDS)]
+def _pooled(name: str, size: tuple[int, int, int], **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    pairs = [_errors(name, size, seed, **options) for seed in range(SEEDS)]
     before, after = (np.concatenate([pair[index].ravel() for pair in pairs]) for index in (0, 1))
     return before, after
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: "/".join(map(str, size)))
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != ROUNDED])
-def test_at_most_twice_the_error_of_the_original(name: str, size: tuple[int, int, int]) -> None:
-    before, after = _pooled(name, size)
+@pytest.mark.parametrize("form", ["direct", "standard"])
+def test_at_most_twice_the_error_of_the_original(name: str, size: tuple[int, int, int], form: str) -> None:
+    before, after = _pooled(name, size, form=form)
     assert np.sqrt(np.mean(after**2)) <= 2 * np.sqrt(np.mean(before**2))
-    assert after.max() <= (5 if name in CANCELLING else 2) * before.max()
+    assert after.max() <= (5 if form == "direct" and name in CANCELLING else 2) * before.max()
 
 
 @pytest.mark.parametrize("name", ["plain", "bias mean 1e4", "inputs cancelling the bias", "float16 storage and inputs"])

@@ -35,10 +35,10 @@ def only(group: str, **leaves: Any) -> dict[str, Any]:
 
 
 def stack(size: int, tree: Any) -> Any:
-    return {key: np.stack([leaf] * size) for key, leaf in tree.items()}
+    return jax.tree.map(lambda leaf: np.stack([leaf] * size), tree)
 
 
-STACK = {**{key: stack(2, group) for key, group in BASE.items()}, "stacked": True}
+STACK = {**stack(2, BASE), "stacked": True}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,10 +214,13 @@ EPSILONS: list[tuple[Any, str]] = [  # and what of them the message shows
 ]
 STORED = "params['consumer']['kernel']"
 HALF = {key: {k: leaf.astype(np.float16) for k, leaf in group.items()} for key, group in BASE.items()}
-TINY, LARGE = (
-    {name: {"kernel": BASE[name]["kernel"] * factor} for name in ("producer", "consumers")} | {"norm": None}
-    for factor in (1e-4, 1e30)
-)
+
+
+def _scaled(factor: float) -> dict[str, Any]:
+    return {name: {"kernel": BASE[name]["kernel"] * factor} for name in ("producer", "consumers")} | {"norm": None}
+
+
+TINY, LARGE = _scaled(1e-4), _scaled(1e30)
 
 # Seen by contract, which looks at values and has more options.
 VALUES = {
