@@ -57,7 +57,9 @@ def read_group(
     for key in required:
         if key not in present:
             raise StructureError(f"{name}[{key!r}]", "nothing", f"an array: {name} has the {keys}", "")
-    return {key: _check_dtype(f"{name}[{key!r}]", read_leaf(leaf)) for key, leaf in present.items()}
+    # In the order of the layer's own keys, so that of several faults the same one is reported whatever the mapping.
+    keys_present = [key for key in required + optional if key in present]
+    return {key: _check_dtype(f"{name}[{key!r}]", read_leaf(present[key])) for key in keys_present}
 
 
 def _hint_for(unknown: list[Any]) -> str:
