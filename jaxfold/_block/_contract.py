@@ -63,9 +63,11 @@ def contract(
         epsilon: what the norm adds to the variance, above 0. Required: Flax's default is 1e-6, PyTorch's 1e-5.
         norm_type: ``"layernorm"``, or ``"rmsnorm"`` for the same without centring.
         unit_offset: whether the norm multiplies by ``1 + scale``, as Gemma's does. Never inferred.
-        form: ``"direct"`` to evaluate, ``"packed"`` to store, ``"standard"`` for stock Dense and RMSNorm modules.
+        form: ``"direct"`` to evaluate, ``"packed"`` to store, ``"standard"`` for stock Dense and RMSNorm modules, and
+            for inputs that nearly cancel the producer's bias, where it rounds less.
         dtype: storage dtype of every coefficient: float64, float32, bfloat16 or float16. By default each coefficient
-            has the dtype that JAX promotes its own sources to.
+            has the dtype that JAX promotes its own sources to. For half-precision leaves under float32 inputs ask for
+            float32: the leaves are exact numbers to the original, while half precision cuts digits off D and R.
         stacked: whether every leaf has one more leading axis, as ``nn.scan`` and ``nn.vmap`` make; then so has every
             coefficient.
         allow_growth: whether to go on when the result has more parameters than the original.
