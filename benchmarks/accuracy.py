@@ -30,7 +30,7 @@ FORMS: list[Form] = ["direct", "standard"]
 COLUMNS = (
     "family",
     "original",
-    *(f"{form}: {what}" for form in FORMS for what in ("largest", "typical", "grad. largest", "typical")),
+    *(f"{form}: {what}" for form in FORMS for what in ("largest", "typical", "grad. largest", "grad. typical")),
 )
 
 

@@ -35,7 +35,8 @@ def only(group: str, **leaves: Any) -> dict[str, Any]:
 
 
 def stack(size: int, tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: np.stack([leaf] * size), tree)
+    """In the order of the keys, which jax.tree.map would sort."""
+    return {key: stack(size, leaf) if isinstance(leaf, dict) else np.stack([leaf] * size) for key, leaf in tree.items()}
 
 
 STACK = {**stack(2, BASE), "stacked": True}
@@ -94,7 +95,6 @@ STRUCTURE = {
     "a producer bias too long": Refusal(
         with_("producer", bias=zeros(17)), H, "producer['bias']", r"\(17,\)", r"\(16,\)", "width of the producer"
     ),
-    "a bias of one": Refusal(with_("producer", bias=zeros(1)), H, "producer['bias']", r"\(1,\)", r"\(16,\)"),
     "a scalar bias": Refusal(with_("producer", bias=zeros()), H, "producer['bias']", r"\(\)", r"\(16,\)"),
     "a scale too short": Refusal(with_("norm", scale=zeros(4)), H, "norm['scale']", r"\(4,\)", r"\(16,\)", "width"),
     "a norm bias in rows": Refusal(with_("norm", bias=zeros(1, 16)), H, "norm['bias']", r"\(1, 16\)", r"\(16,\)"),
@@ -152,7 +152,6 @@ STRUCTURE = {
     "norm_type in Flax's spelling": Refusal(
         {"norm_type": "LayerNorm"}, jaxfold.OptionError, "norm_type", "'LayerNorm'", "'layernorm' or 'rmsnorm'"
     ),
-    "norm_type None": Refusal({"norm_type": None}, jaxfold.OptionError, "norm_type", "None", "'layernorm' or"),
     **{
         f"{kind} leaves": Refusal(with_("norm", scale=leaf), D, "norm['scale']", re.escape(got), FLOATS, hint)
         for kind, leaf, got, hint in [
@@ -229,7 +228,6 @@ VALUES = {
         for e, shown in EPSILONS
     },
     "form": Refusal({"form": "gram"}, P, "form", "'gram'", "'direct' or 'packed' or 'standard'"),
-    "form None": Refusal({"form": None}, P, "form", "None", "'direct' or 'packed' or 'standard'"),
     "unit_offset": Refusal({"unit_offset": 1}, P, "unit_offset", "1", "True or False"),
     "allow_growth": Refusal({"allow_growth": 1}, P, "allow_growth", "1", "True or False"),
     "dtype int8": Refusal({"dtype": "int8"}, P, "dtype", "'int8'", FLOATS),
