@@ -7,8 +7,6 @@ from jax import numpy as jnp
 
 from jaxfold._errors import CoefficientError
 
-WIDER = "Choose a wider storage dtype, such as dtype='float32', or dtype='float64' on the host."
-
 
 def require_finite(name: str, value: np.ndarray) -> None:
     """Raises :class:`CoefficientError` if any entry of the input leaf ``name`` is NaN or infinite."""
@@ -22,7 +20,7 @@ def require_finite(name: str, value: np.ndarray) -> None:
             name,
             f"{int((~finite).sum())} non-finite of {value.size} entries, the first at {where}: {value[where]}",
             "finite values only",
-            "Mend the parameters first: a contraction would spread the fault over the whole block.",
+            "Find out where they come from first: whatever is computed from them would not be finite either.",
         )
 
 
@@ -40,6 +38,7 @@ def round_to(name: str, value: np.ndarray, dtype: np.dtype, resolution: np.ndarr
             (Frobenius norm) changes by more than rounding to nearest and its own resolution account for.
     """
     limits = jnp.finfo(dtype)
+    wider = f"Choose a wider storage dtype: dtype='float{64 if dtype.itemsize == 4 else 32}'."
     size = np.abs(value)
     largest = float(size.max(initial=0.0))
     if not np.isfinite(largest):
@@ -48,7 +47,7 @@ def round_to(name: str, value: np.ndarray, dtype: np.dtype, resolution: np.ndarr
         stored = value.astype(dtype)
     if not np.isfinite(stored).all():
         raise CoefficientError(
-            name, f"a coefficient of size {largest:.3g}", f"at most {float(limits.max):.3g}, the largest {dtype}", WIDER
+            name, f"a coefficient of size {largest:.3g}", f"at most {float(limits.max):.3g}, the largest {dtype}", wider
         )
     if np.count_nonzero(size < float(limits.tiny)) == value.size - np.count_nonzero(value):
         return stored  # nothing below the normal range but zeros: no underflow
@@ -63,6 +62,6 @@ def round_to(name: str, value: np.ndarray, dtype: np.dtype, resolution: np.ndarr
             name,
             f"coefficients of size at most {largest:.3g}, some of which underflow",
             f"sizes well above {float(limits.tiny):.3g}, the smallest normal {dtype}",
-            WIDER,
+            wider,
         )
     return stored

@@ -20,10 +20,10 @@ from jax.typing import ArrayLike
 
 from jaxfold._algebra._dtype import compute_dtype, promote
 from jaxfold._algebra._scale import add_bias, affine, inverse_scale, project
+from jaxfold._block._check import check_contraction, require_contraction
 from jaxfold._block._contraction import Contraction
 from jaxfold._block._leaves import require_floating
-from jaxfold._block._shape import FORMS, choose
-from jaxfold._errors import OptionError, ShapeError, StructureError
+from jaxfold._errors import OptionError, ShapeError
 
 
 def apply(contraction: Contraction, x: ArrayLike, *, precision: lax.PrecisionLike = None) -> Any:
@@ -45,7 +45,8 @@ def apply(contraction: Contraction, x: ArrayLike, *, precision: lax.PrecisionLik
         to; the arithmetic is float32 where that is a half-precision type.
 
     Raises:
-        ShapeError: if the last axis of ``x`` is not d, or the contraction is a stack.
+        ShapeError: if the last axis of ``x`` is not d, the contraction is a stack, or its leaves do not fit each other.
+        StructureError: if ``contraction.params`` lacks a leaf.
         DtypeError: if ``x`` is not real floating.
         OptionError: if ``epsilon`` is below the smallest normal number of the arithmetic.
 
@@ -58,20 +59,31 @@ def apply(contraction: Contraction, x: ArrayLike, *, precision: lax.PrecisionLik
         >>> jax.grad(lambda x: jaxfold.apply(block, x).sum())(np.ones(2, np.float32)).shape
         (2,)
     """
+    require_contraction("contraction", contraction)
+    if not hasattr(x, "shape"):  # before jit, which has words of its own for what is no array
+        require_floating("x", x)
     return _apply(contraction, x, precision)
 
 
 @functools.partial(jax.jit, static_argnames="precision")
 def _apply(contraction: Contraction, x: Any, precision: lax.PrecisionLike) -> Any:
     # Everything that Python does here happens once for each trace.
-    _check(contraction, x)
+    if lead := check_contraction("contraction", contraction):
+        raise ShapeError(
+            "contraction",
+            f"a stack of {lead[0]} blocks",
+            "a single block",
+            "Map over it: jax.vmap(jaxfold.apply)(contraction, x), or pass it to jax.lax.scan.",
+        )
+    _check_inputs(contraction, x)
     dtype = promote(x, *jax.tree.leaves(contraction.params))
     compute = compute_dtype(dtype)
-    if contraction.epsilon < float(jnp.finfo(compute).tiny):
+    limits = jnp.finfo(compute)
+    if not float(limits.tiny) <= contraction.epsilon <= float(limits.max):
         raise OptionError(
             "contraction.epsilon",
             f"{contraction.epsilon}",
-            f"at least {float(jnp.finfo(compute).tiny):.3g}, the smallest normal {compute}",
+            f"a number that {compute} holds, {float(limits.tiny):.3g} to {float(limits.max):.3g}",
             "The block computes in that dtype: give it float64 inputs with jax_enable_x64 on.",
         )
     contraction, x = jax.tree.map(lambda leaf: jnp.asarray(leaf, compute), (contraction, x))
@@ -90,31 +102,8 @@ def _apply(contraction: Contraction, x: Any, precision: lax.PrecisionLike) -> An
     return outputs.get(None, outputs)
 
 
-def _check(contraction: Contraction, x: Any) -> None:
-    choose("contraction.form", contraction.form, FORMS)
-    if set(contraction.params) not in ({"denominator", "consumer"}, {"denominator", "consumers"}):
-        raise StructureError(
-            "contraction.params",
-            f"the keys {sorted(contraction.params)}",
-            "'denominator' and 'consumer' or 'consumers'",
-            "",
-        )
-    needed = {"kernel", "bias"} if contraction.form == "standard" else {"kernel"}
-    groups = {"['denominator']": (contraction.params["denominator"], {"kernel"})}
-    for name, group in contraction.consumers.items():
-        groups["['consumer']" if name is None else f"['consumers'][{name!r}]"] = (group, needed)
-    for path, (group, keys) in groups.items():
-        if not keys <= set(group):
-            expected = " and ".join(map(repr, sorted(keys)))
-            raise StructureError(f"contraction.params{path}", f"the keys {sorted(group)}", f"{expected}", "")
+def _check_inputs(contraction: Contraction, x: Any) -> None:
     require_floating("x", x)
-    if contraction._lead:
-        raise ShapeError(
-            "contraction",
-            f"a stack of {contraction.params['denominator']['kernel'].shape[0]} blocks",
-            "a single block",
-            "Map over it: jax.vmap(jaxfold.apply)(contraction, x), or pass it to jax.lax.scan.",
-        )
     if x.ndim == 0 or x.shape[-1] != contraction.features:
         raise ShapeError(
             "x",

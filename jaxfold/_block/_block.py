@@ -16,9 +16,9 @@ from jax.typing import ArrayLike
 
 from jaxfold._algebra._dtype import compute_dtype, promote
 from jaxfold._algebra._scale import add_bias
-from jaxfold._block._leaves import require_concrete
+from jaxfold._block._leaves import require_concrete, require_floating
 from jaxfold._block._shape import NORM_TYPES, BlockShape, Layers, NormType, choose, flag, read_layers
-from jaxfold._errors import OptionError
+from jaxfold._errors import OptionError, ShapeError
 
 
 class Block:
@@ -67,6 +67,11 @@ class Block:
         self.unit_offset = flag("unit_offset", unit_offset)
         self.layers, self.shape = read_layers(producer, norm, consumers, stacked=stacked)
 
+    def __repr__(self) -> str:
+        shapes = {path: tuple(leaf.shape) for path, leaf in self.layers.named().items()}
+        options = f"epsilon={self.epsilon}, norm_type={self.norm_type!r}, unit_offset={self.unit_offset}"
+        return f"Block({shapes}, {options}, stacked={self.shape.stack is not None})"
+
     def __call__(self, x: ArrayLike, *, precision: lax.PrecisionLike = None) -> Any:
         """The block as written, in JAX: ``(..., d)`` → ``(..., *features)``, or a dict of such by consumer.
 
@@ -76,6 +81,12 @@ class Block:
         evaluate = functools.partial(_evaluate, self, precision=precision)
         if self.shape.stack is not None:
             evaluate = jax.vmap(evaluate)
+        require_floating("x", x)
+        shape: tuple[int, ...] = getattr(x, "shape", ())
+        lead = () if self.shape.stack is None else (self.shape.stack,)
+        if len(shape) <= len(lead) or shape[: len(lead)] != lead or shape[-1] != self.shape.features:
+            expected = f"shape {(*lead, '...', self.shape.features)}".replace("'", "")
+            raise ShapeError("x", f"shape {shape}", expected, "")
         layers = (self.layers.producer, self.layers.norm, self.layers.consumers)
         outputs = evaluate(*jax.tree.map(jnp.asarray, (*layers, x)))
         return outputs.get(None, outputs)

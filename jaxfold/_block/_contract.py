@@ -127,12 +127,12 @@ def _refuse_growth(block: Block, form: Form) -> None:
     before, after = costs.original.parameters, costs.cost(form).parameters
     if after > before:
         smaller = [repr(other) for other in FORMS if costs.cost(other).parameters < before]
-        instead = f"form={' or '.join(smaller)} would be smaller; " if smaller else ""
+        instead = f"contract it with form={' or '.join(smaller)}, which has fewer, " if smaller else ""
         raise GrowthError(
             "consumers",
             f"a block whose {form} form has {after:,} parameters",
             f"at most the original's {before:,}",
-            f"Leave it as it is: {instead}allow_growth=True contracts it all the same.",
+            f"Leave it as it is, {instead}or pass allow_growth=True.",
             costs,
         )
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfold._algebra._triangle import pack_triangle
+from jaxfold._block._check import check_contraction, require_contraction
 from jaxfold._block._contraction import Contraction
 from jaxfold._block._leaves import to_host
 from jaxfold._block._shape import FORMS, Form, choose
@@ -51,7 +52,8 @@ def convert(contraction: Contraction, form: Form) -> Contraction:
         (3,)
     """
     choose("form", form, FORMS)
-    choose("contraction.form", contraction.form, FORMS)
+    require_contraction("contraction", contraction)
+    check_contraction("contraction", contraction)
     if form == contraction.form:
         return contraction
     leaves = jax.tree.leaves(contraction.params)

@@ -49,7 +49,8 @@ def read_group(
     """
     keys = "keys " + ", ".join([*map(repr, required), *(f"{k!r} (optional)" for k in optional)])
     if not isinstance(group, Mapping):
-        raise StructureError(name, f"a {type(group).__name__}", f"a mapping with the {keys}", "")
+        hint = "Pass the layer's leaves: params['Dense_0'] of Linen variables, nnx.state(layer) of an NNX layer."
+        raise StructureError(name, f"a {type(group).__name__}", f"a mapping with the {keys}", hint)
     present = {key: leaf for key, leaf in group.items() if leaf is not None}
     unknown = [key for key in present if key not in required + optional]
     if unknown:
@@ -73,16 +74,12 @@ def _hint_for(unknown: list[Any]) -> str:
 
 def _check_dtype(name: str, leaf: Any) -> Any:
     dtype = getattr(leaf, "dtype", None)
-    if dtype is None or not hasattr(leaf, "shape"):
-        raise DtypeError(
-            name,
-            f"a {type(leaf).__name__}",
-            f"an array of dtype {_ACCEPTED}",
-            "Convert it with numpy.asarray first.",
-        )
+    if dtype is None or not hasattr(leaf, "shape") or isinstance(leaf, np.ma.MaskedArray):
+        hint = "Convert it with numpy.asarray first."
+        raise DtypeError(name, f"a {type(leaf).__name__}", f"an array of dtype {_ACCEPTED}", hint)
     if dtype not in STORAGE_DTYPES:
-        kind = jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
-        hint = "Dequantise the leaf first: its scales are not part of the block." if kind else ""
+        small = jnp.issubdtype(dtype, jnp.integer) or dtype.itemsize == 1
+        hint = "Dequantise the leaf first: its scales are not part of the block." if small else "Cast it first."
         raise DtypeError(name, f"dtype {dtype}", _ACCEPTED, hint)
     return leaf
 

@@ -105,7 +105,10 @@ def read_layers(
     )
     stack = _stack_of(layers) if stacked else None
     lead = () if stack is None else (stack,)
-    note = "Leaves of a stack (nn.scan, nn.vmap) have one leading axis more: pass stacked=True."
+    note = (
+        "Leaves of a stack (nn.scan, nn.vmap) have one leading axis more: pass stacked=True. "
+        "A kernel of several output axes is reshaped to (in, out) first, as is what follows it."
+    )
     expected = "three axes, (layers, in, out)" if stacked else "two axes, (in, out)"
     kernel = layers.producer["kernel"].shape
     if len(kernel) != 2 + len(lead):
@@ -118,14 +121,19 @@ def read_layers(
         if len(shape) < 2 + len(lead):
             raise ShapeError(path, f"shape {shape}", f"shape {(*lead, width)} + features, a tuple", "")
         outputs[name] = shape[1 + len(lead) :]
-        _check_shape(path, shape, (*lead, width, *outputs[name]), "the width of the producer leads: (in, out).")
+        _check_shape(
+            path,
+            shape,
+            (*lead, width, *outputs[name]),
+            f"{width} is the width of producer['kernel'] {tuple(kernel)}: kernels are (in, out), .T turns them.",
+        )
         if "bias" in group:
             _check_shape(f"{consumer_path(name)}['bias']", group["bias"].shape, (*lead, *outputs[name]))
     for path, leaf in layers.named().items():
         if path in ("producer['bias']", "norm['scale']", "norm['bias']"):
             _check_shape(path, leaf.shape, (*lead, width), "the width of the producer.")
     for path, leaf in layers.named().items():
-        if 0 in leaf.shape:
+        if any(size < 1 for size in leaf.shape):
             raise ShapeError(path, f"shape {tuple(leaf.shape)}", "no empty axis", "")
     return layers, _describe(layers, features, width, outputs, stack)
 
@@ -134,7 +142,10 @@ def _by_name(consumers: Any) -> Mapping[Any, Any]:
     """A single consumer as a mapping with the name ``None``."""
     if not isinstance(consumers, Mapping):
         raise StructureError(
-            "consumers", f"a {type(consumers).__name__}", "a mapping with a 'kernel', or a mapping of names to such", ""
+            "consumers",
+            f"a {type(consumers).__name__}",
+            "a mapping with a 'kernel', or a mapping of names to such",
+            "Pass leaves: params['Dense_1'] of Linen variables, nnx.state(layer) of an NNX layer.",
         )
     if not consumers:
         raise StructureError("consumers", "an empty mapping", "at least one consumer", "")

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from jaxfold._algebra._dtype import promote
 from jaxfold._block._apply import apply
 from jaxfold._block._block import Block
+from jaxfold._block._check import check_contraction, require_contraction
 from jaxfold._block._contraction import Contraction
 from jaxfold._block._leaves import require_floating, to_host
 from jaxfold._block._oracle import oracle, oracle_gradient
@@ -58,6 +59,9 @@ class Errors:
 @dataclasses.dataclass(frozen=True)
 class Certificate:
     """What :func:`verify` measured; prints as a short table.
+
+    The yardstick is float64. For a float64 block the figures therefore say only that it agrees with the yardstick to
+    rounding, and their ratio favours the original, which rounds as the yardstick does.
 
     Attributes:
         outputs: errors of the outputs.
@@ -123,6 +127,8 @@ def verify(
         (True, 100)
     """
     x = _check_inputs(original, contracted, inputs)
+    if not (original_fn is None or callable(original_fn)):
+        raise StructureError("original_fn", f"a {type(original_fn).__name__}", "a function of the inputs, or None", "")
     wide = to_host("inputs", x)
     reference = oracle(original, wide)
     rng = np.random.default_rng(0)
@@ -173,22 +179,26 @@ def _run(
 
 
 def _describe(shapes: dict[str | None, tuple[int, ...]]) -> str:
-    return ", ".join(
-        f"of shape {shape}" if name is None else f"{name!r} of shape {shape}" for name, shape in shapes.items()
-    )
+    return ", ".join(f"{'a single one' if n is None else repr(n)} of shape {shape}" for n, shape in shapes.items())
 
 
 def _check_inputs(original: Block, contracted: Contraction, inputs: ArrayLike) -> Any:
     x: Any = inputs
+    if not isinstance(original, Block):
+        hint = "Make one with jaxfold.Block(producer, norm, consumers, epsilon=...)."
+        raise StructureError("original", f"a {type(original).__name__}", "a jaxfold.Block", hint)
+    require_contraction("contracted", contracted)
+    lead = check_contraction("contracted", contracted)
     require_floating("inputs", x)
-    if contracted.features != original.shape.features or contracted.width != original.shape.width:
+    shape = original.shape
+    stack = () if shape.stack is None else (shape.stack,)
+    if (contracted.features, contracted.width, lead) != (shape.features, shape.width, stack):
         raise ShapeError(
             "contracted",
-            f"{contracted.features} features and width {contracted.width}",
-            f"those of the original, {original.shape.features} and {original.shape.width}",
+            f"{contracted.features} features and width {contracted.width}" + (f", {lead[0]} times" if lead else ""),
+            f"those of the original, {shape.features} and {shape.width}" + (f", {stack[0]} times" if stack else ""),
             "Pass the contraction of this very block.",
         )
-    lead = () if original.shape.stack is None else (original.shape.stack,)
     if x.shape[: len(lead)] != lead or x.shape[-1:] != (original.shape.features,) or x.ndim <= len(lead) or not x.size:
         expected = f"shape {(*lead, '...', original.shape.features)} with at least one row".replace("'", "")
         raise ShapeError("inputs", f"shape {x.shape}", expected, "")

@@ -17,7 +17,8 @@ SHAPES = [(3, 8), (5, 5), (9, 4), (1, 6), (4, 1)]
 def test_factor(shape: tuple[int, int], lead: tuple[int, ...]) -> None:
     """RᵀR = T Tᵀ, Tᵀ = U R with orthonormal columns, R trapezoidal with a diagonal that is not negative."""
     rows = np.random.default_rng(0).normal(size=(*lead, *shape))
-    alone, upper, basis = factor(rows).upper, *factor(rows, with_basis=True)
+    alone = factor(rows).upper
+    upper, basis = factor(rows, with_basis=True)
     assert basis is not None
     assert upper.shape == (*lead, min(shape), shape[0])
     # A few hundred operations on numbers of size 1 in float64.

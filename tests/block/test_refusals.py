@@ -236,7 +236,7 @@ VALUES = {
     "dtype misspelt": Refusal({"dtype": "flaot32"}, P, "dtype", "'flaot32'", FLOATS),
     "NaN": Refusal(
         with_("producer", kernel=_with_entry(CASE.producer["kernel"], (2, 5), np.nan)),
-        *(C, "producer['kernel']", r"1 non-finite of 64 entries, the first at \(2, 5\): nan", "finite", "Mend"),
+        *(C, "producer['kernel']", r"1 non-finite of 64 entries, the first at \(2, 5\): nan", "finite", "Find out"),
     ),
     "infinity": Refusal(
         with_("norm", bias=_with_entry(CASE.norm["bias"], 7, -np.inf)),
