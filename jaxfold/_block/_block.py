@@ -84,7 +84,7 @@ class Block:
         require_floating("x", x)
         shape: tuple[int, ...] = getattr(x, "shape", ())
         lead = () if self.shape.stack is None else (self.shape.stack,)
-        if len(shape) <= len(lead) or shape[: len(lead)] != lead or shape[-1] != self.shape.features:
+        if len(shape) <= len(lead) or shape[: len(lead)] != lead or shape[-1:] != (self.shape.features,):
             expected = f"shape {(*lead, '...', self.shape.features)}".replace("'", "")
             raise ShapeError("x", f"shape {shape}", expected, "")
         layers = (self.layers.producer, self.layers.norm, self.layers.consumers)

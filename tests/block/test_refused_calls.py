@@ -271,7 +271,7 @@ def test_verify(name: str) -> None:
 def test_verify_with_arguments_of_other_kinds() -> None:
     for original, contracted, argument in ((CASE.producer, BLOCK, "original"), (ORIGINAL, ORIGINAL, "contracted")):
         row = Refusal({}, S, argument, "dict|Block", r"a jaxfold\.(Block|Contraction)", "Make one")
-        row.check(lambda o=original, c=contracted: jaxfold.verify(o, c, X))
+        row.check(lambda o=original, c=contracted: jaxfold.verify(o, c, X))  # type: ignore[arg-type]
     row = Refusal({}, S, "original_fn", "int", "function")
     row.check(lambda: jaxfold.verify(ORIGINAL, BLOCK, X, original_fn=3))  # type: ignore[arg-type]
     row = Refusal({}, S, "contraction", "dict", r"jaxfold\.Contraction")
@@ -284,7 +284,7 @@ def test_the_original_refuses_what_apply_refuses() -> None:
         (X.astype(np.int32), Refusal({}, D, "x", "int32", "floating", "astype")),
         (None, Refusal({}, D, "x", "NoneType", "an array")),
     ):
-        row.check(lambda x=x: ORIGINAL(x))
+        row.check(lambda x=x: ORIGINAL(x))  # type: ignore[arg-type]
     stack: Any = [jax.tree.map(lambda leaf: np.stack([leaf] * 2), layer) for layer in CASE.layers]
     row = Refusal({}, H, "x", r"\(.*, 4\)", r"\(2, \.\.\., 4\)")
     row.check(lambda: jaxfold.Block(*stack, epsilon=1e-3, stacked=True)(X))
