@@ -30,6 +30,11 @@ def add_bias(y: jax.Array, bias: jax.Array | None) -> jax.Array:
     return y if bias is None else y + bias.reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
 
 
+def append_one(x: jax.Array) -> jax.Array:
+    """``[x, 1]`` along the last axis. Padding fuses with what made x; concatenation costs a tenth of a call on CPU."""
+    return lax.pad(x, jnp.ones((), x.dtype), [(0, 0, 0)] * (x.ndim - 1) + [(0, 1, 0)])
+
+
 def affine(x: jax.Array, kernel: jax.Array, precision: lax.PrecisionLike) -> jax.Array:
     """``[x, 1] @ kernel``: ``(..., p)``, ``(p + 1, *features)`` → ``(..., *features)``; the last row is an offset.
 
@@ -39,7 +44,7 @@ def affine(x: jax.Array, kernel: jax.Array, precision: lax.PrecisionLike) -> jax
     """
 
     def through(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return jnp.tensordot(jnp.concatenate([x, jnp.ones_like(x[..., :1])], axis=-1), kernel, 1, precision=precision)
+        return jnp.tensordot(append_one(x), kernel, 1, precision=precision)
 
     def after(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return add_bias(jnp.tensordot(x, kernel[:-1], 1, precision=precision), kernel[-1])

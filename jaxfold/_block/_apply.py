@@ -19,7 +19,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxfold._algebra._dtype import compute_dtype, promote
-from jaxfold._algebra._scale import add_bias, affine, inverse_scale, project
+from jaxfold._algebra._scale import add_bias, affine, append_one, inverse_scale, project
 from jaxfold._block._check import check_contraction, require_contraction
 from jaxfold._block._contraction import Contraction
 from jaxfold._block._leaves import require_floating
@@ -96,7 +96,7 @@ def _apply(contraction: Contraction, x: Any, precision: lax.PrecisionLike) -> An
         }
     else:
         s = inverse_scale(z, contraction.width, contraction.epsilon)
-        scaled = jnp.concatenate([x * s, s], axis=-1) if contraction.has_bias else x * s
+        scaled = append_one(x) * s if contraction.has_bias else x * s
         outputs = {name: affine(scaled, group["kernel"], precision) for name, group in contraction.consumers.items()}
     outputs = jax.tree.map(lambda y: y.astype(dtype), outputs)
     return outputs.get(None, outputs)
