@@ -157,7 +157,7 @@ def plan_shape(
 
     dense = k * p
     packed = triangle_size(d, k) + k * shape.producer_bias
-    scaled = d + 2 * (p + 1) * m  # x s, then [x s, s, 1] @ [D; c]
+    scaled = p + 2 * (p + 1) * m  # s x̄, then [s x̄, 1] @ [D; c]
     return Plan(
         original=original * stack,
         direct=(cost(dense, p, scaled) + kept) * stack,

@@ -16,6 +16,7 @@ from tests.reference import row_errors, two_pass
 FLOAT32 = 4e-6
 
 CASE = make_case(8, 8, 8, epsilon=1e-5).astype(np.float32)  # square throughout: a transposed kernel still fits
+TALL = make_case(5, 16, 7).astype(np.float32)
 SMALL = dataclasses.replace(CASE, x=CASE.x * np.float32(1e-3), producer={"kernel": CASE.producer["kernel"]})
 
 
@@ -70,7 +71,7 @@ WRONG = {
         CASE,
         lambda c: contract(c, producer={**c.producer, "kernel": c.producer["kernel"].T}),
     ),
-    "d for n in the divisor": (CASE, lambda c: dataclasses.replace(contract(c), width=9)),
+    "the squares left for n in the divisor": (TALL, lambda c: dataclasses.replace(contract(c), width=6)),
     "bias of the denominator negated": (CASE, lambda c: _edit(contract(c), "denominator", "bias", lambda a: -a)),
     "bias of the denominator dropped": (CASE, lambda c: _edit(contract(c), "denominator", "bias", lambda a: 0 * a)),
     "factor transposed": (CASE, lambda c: _edit(contract(c), "denominator", "kernel", lambda a: a.T.copy())),
@@ -80,7 +81,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", [CASE, SMALL], ids=["ordinary", "small activations"])
+@pytest.mark.parametrize("case", [CASE, TALL, SMALL], ids=["square", "tall", "small activations"])
 def test_the_right_fold_passes(case: Case) -> None:
     assert error(case, contract(case)) < FLOAT32
 
