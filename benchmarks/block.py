@@ -54,7 +54,7 @@ def main() -> None:
     limits = Limits(options.rounds, 2.0 if options.quick else 5.0)
     for size in options.sizes:
         rows = [_block_row(size, batch, limits) for batch in options.batches if _bytes(size, batch) <= LARGEST]
-        show(f"d/n/m = {_name(size)}", COLUMNS, rows, markdown=options.markdown)
+        show(f"d/n/m = {size_name(size)}", COLUMNS, rows, markdown=options.markdown)
     rows = [_heads_row(shape, limits) for shape in (PAIRS, (-1,))]
     show("y_edges, trained: 16/128/128, no producer bias, 62,500 rows", COLUMNS, rows, markdown=options.markdown)
     columns = ("512/2048/512, float32 leaves", "ratio", "rounds", "ms, indicative: contract, QR + product")
@@ -68,7 +68,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one size, three batches, unless others are given")
     parser.add_argument("--markdown", action="store_true", help="tables for the documentation")
     parser.add_argument("--rounds", type=int, default=40, help="at most, for each row (default: %(default)s)")
-    parser.add_argument("--sizes", type=_size, nargs="+", metavar="d/n/m")
+    parser.add_argument("--sizes", type=size_of, nargs="+", metavar="d/n/m")
     parser.add_argument("--batches", type=int, nargs="+", metavar="B")
     options = parser.parse_args()
     options.sizes = options.sizes or (SIZES[:1] if options.quick else SIZES)
@@ -76,12 +76,12 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _size(text: str) -> Size:
+def size_of(text: str) -> Size:
     d, n, m = map(int, text.split("/"))
     return d, n, m
 
 
-def _name(size: Size) -> str:
+def size_name(size: Size) -> str:
     return "/".join(map(str, size))
 
 
@@ -91,7 +91,7 @@ def _bytes(size: Size, batch: int) -> float:
     return 4.0 * batch * (2 * n + m)
 
 
-def _layers(size: Size) -> Any:
+def block_layers(size: Size) -> Any:
     d, n, m = size
     rng = np.random.default_rng(0)
 
@@ -142,7 +142,7 @@ def _row(label: str, functions: dict[str, Callable[[], Any]], limits: Limits) ->
 
 def _block_row(size: Size, batch: int, limits: Limits) -> list[str]:
     x = jnp.asarray(np.random.default_rng(1).normal(size=(batch, size[0])), jnp.float32)
-    return _row(f"{batch:,}", _functions(_layers(size), x, 1e-6), limits)
+    return _row(f"{batch:,}", _functions(block_layers(size), x, 1e-6), limits)
 
 
 def _heads_row(shape: tuple[int, ...], limits: Limits) -> list[str]:
@@ -154,7 +154,7 @@ def _heads_row(shape: tuple[int, ...], limits: Limits) -> list[str]:
 
 def _contract_row(limits: Limits) -> list[str]:
     """``contract`` beside what it cannot do without: one float64 QR for R, one product for D."""
-    layers = jax.tree.map(np.asarray, _layers((512, 2048, 512)))
+    layers = jax.tree.map(np.asarray, block_layers((512, 2048, 512)))
     producer, norm, consumer = jax.tree.map(lambda leaf: leaf.astype(np.float64), layers)
     rows = np.concatenate([producer["kernel"], producer["bias"][None]])
     rows -= rows.mean(axis=1, keepdims=True)
@@ -170,7 +170,7 @@ def _contract_row(limits: Limits) -> list[str]:
 
 def _compiled_rows(size: Size, batch: int) -> list[list[str]]:
     """How many products and fusions XLA made of the block, and its own count of the arithmetic."""
-    layers = _layers(size)
+    layers = block_layers(size)
     x = jnp.zeros((batch, size[0]))
     original, variables = _original(layers, 1e-6)
     contraction = jaxfold.contract(*layers, epsilon=1e-6, allow_growth=True)

@@ -10,6 +10,7 @@ from jaxfold._block._convert import convert as convert
 from jaxfold._block._plan import Cost as Cost
 from jaxfold._block._plan import Plan as Plan
 from jaxfold._block._plan import plan as plan
+from jaxfold._block._traced import contract_traced as contract_traced
 from jaxfold._block._verify import Certificate as Certificate
 from jaxfold._block._verify import Errors as Errors
 from jaxfold._block._verify import verify as verify

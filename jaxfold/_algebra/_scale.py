@@ -7,13 +7,18 @@ import jax.numpy as jnp
 from jax import lax
 
 
-def inverse_scale(z: jax.Array, width: int, epsilon: float) -> jax.Array:
-    """``1 / sqrt(‖z‖²/width + epsilon)`` over the last axis: ``(..., k)`` → ``(..., 1)``.
+def sum_of_squares(z: jax.Array) -> jax.Array:
+    """``‖z‖²`` over the last axis: ``(..., k)`` → ``(..., 1)``."""
+    return jnp.sum(jnp.square(z), axis=-1, keepdims=True)
 
-    With ``z = R x̄`` this is LayerNorm's ``1 / sqrt(var(h) + epsilon)``: the width n of the original activation
-    divides, not the k entries that are left of it.
+
+def inverse_scale(q: jax.Array, width: int, epsilon: float) -> jax.Array:
+    """``1 / sqrt(q/width + epsilon)``.
+
+    With ``q = ‖R x̄‖²`` this is LayerNorm's ``1 / sqrt(var(h) + epsilon)``: the width n of the original activation
+    divides, not the k squares that are left of it.
     """
-    return lax.rsqrt(jnp.sum(jnp.square(z), axis=-1, keepdims=True) / width + epsilon)
+    return lax.rsqrt(q / width + epsilon)
 
 
 def project(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:

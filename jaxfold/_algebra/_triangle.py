@@ -23,7 +23,7 @@ def triangle_size(features: int, rank: int) -> int:
     return full * (full + 1) // 2 + (features - full) * rank
 
 
-def pack_triangle(kernel: np.ndarray) -> np.ndarray:
+def pack_triangle(kernel: Any) -> Any:
     """``(..., d, k)`` → ``(..., triangle_size(d, k))``."""
     row, column = np.tril_indices(kernel.shape[-2], 0, kernel.shape[-1])
     return kernel[..., row, column]

@@ -19,7 +19,8 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxfold._algebra._dtype import compute_dtype, promote
-from jaxfold._algebra._scale import add_bias, affine, append_one, inverse_scale, project
+from jaxfold._algebra._gram import quadratic_form
+from jaxfold._algebra._scale import add_bias, affine, append_one, inverse_scale, project, sum_of_squares
 from jaxfold._block._check import check_contraction, require_contraction
 from jaxfold._block._contraction import Contraction
 from jaxfold._block._leaves import require_floating
@@ -87,19 +88,29 @@ def _apply(contraction: Contraction, x: Any, precision: lax.PrecisionLike) -> An
             "The block computes in that dtype: give it float64 inputs with jax_enable_x64 on.",
         )
     contraction, x = jax.tree.map(lambda leaf: jnp.asarray(leaf, compute), (contraction, x))
-    z = project(x, contraction.denominator_kernel, contraction.params["denominator"].get("bias"))
-    if contraction.form == "standard":
-        normalised = z * inverse_scale(z, contraction.rank, contraction.rms_epsilon)
-        outputs = {
-            name: add_bias(jnp.tensordot(normalised, group["kernel"], 1, precision=precision), group["bias"])
-            for name, group in contraction.consumers.items()
-        }
-    else:
-        s = inverse_scale(z, contraction.width, contraction.epsilon)
-        scaled = append_one(x) * s if contraction.has_bias else x * s
-        outputs = {name: affine(scaled, group["kernel"], precision) for name, group in contraction.consumers.items()}
-    outputs = jax.tree.map(lambda y: y.astype(dtype), outputs)
+    evaluate = _standard if contraction.form == "standard" else _direct
+    outputs = jax.tree.map(lambda y: y.astype(dtype), evaluate(contraction, x, precision))
     return outputs.get(None, outputs)
+
+
+def _direct(contraction: Contraction, x: jax.Array, precision: lax.PrecisionLike) -> dict[str | None, jax.Array]:
+    denominator = contraction.params["denominator"]
+    extended = append_one(x) if contraction.has_bias else x
+    if "rows" in denominator:  # made by contract_traced: derivatives go to T
+        q = quadratic_form(extended, denominator["rows"], contraction.R)[..., None]
+    else:
+        q = sum_of_squares(project(x, contraction.denominator_kernel, denominator.get("bias")))
+    scaled = extended * inverse_scale(q, contraction.width, contraction.epsilon)
+    return {name: affine(scaled, group["kernel"], precision) for name, group in contraction.consumers.items()}
+
+
+def _standard(contraction: Contraction, x: jax.Array, precision: lax.PrecisionLike) -> dict[str | None, jax.Array]:
+    z = project(x, contraction.denominator_kernel, contraction.params["denominator"].get("bias"))
+    normalised = z * inverse_scale(sum_of_squares(z), contraction.rank, contraction.rms_epsilon)
+    return {
+        name: add_bias(jnp.tensordot(normalised, group["kernel"], 1, precision=precision), group["bias"])
+        for name, group in contraction.consumers.items()
+    }
 
 
 def _check_inputs(contraction: Contraction, x: Any) -> None:

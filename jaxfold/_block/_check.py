@@ -61,6 +61,8 @@ def check_contraction(argument: str, contraction: Contraction) -> tuple[int, ...
         raise ShapeError(f"{name}['kernel']", got, f"min(width, {rows}) = {min(width, rows)} of them", RESTORE)
     if packed:
         _check_shape(f"{name}['kernel']", kernel, (*lead, triangle_size(features, rank)))
+    if "rows" in denominator:  # T, which contract_traced adds
+        _check_shape(f"{name}['rows']", denominator["rows"], (*lead, rows, width))
     if contraction.has_bias:
         _check_shape(f"{name}['bias']", denominator["bias"], (*lead, rank))
     for path, group in list(groups.items())[1:]:
@@ -83,7 +85,8 @@ def _groups(argument: str, contraction: Contraction) -> dict[str, Any]:
     consumer_keys = {"kernel", "bias"} if contraction.form == "standard" else {"kernel"}
     for index, (path, group) in enumerate(groups.items()):
         accepted = [consumer_keys] if index else [{"kernel"}, {"kernel", "bias"}]
-        if set(group) not in accepted:
+        keys = set(group) - (set() if index or contraction.form == "standard" else {"rows"})
+        if keys not in accepted:
             expected = " or ".join(" and ".join(map(repr, sorted(keys))) for keys in accepted)
             got = f"the keys {sorted(map(str, group))}"
             raise StructureError(path, got, f"{expected} in the {contraction.form} form", RESTORE)

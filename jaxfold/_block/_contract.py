@@ -112,17 +112,18 @@ def contract(
     choose("form", form, FORMS)
     storage = read_dtype(dtype)
     if not flag("allow_growth", allow_growth):
-        _refuse_growth(block, form)
+        refuse_growth(block, form)
 
     host = {path: to_host(path, leaf) for path, leaf in block.layers.named().items()}
     with np.errstate(all="ignore"):  # what overflows here is caught, by name, when it is stored
         coefficients = _coefficients(block, host, form)
     sources = list(block.layers.named().values())
-    params = store(coefficients, lambda path: storage or _own_dtype(block, path), sources)
+    params = store(coefficients, lambda path: storage or own_dtype(block, path), sources)
     return Contraction(params, block.shape.width, block.epsilon, block.norm_type, form)
 
 
-def _refuse_growth(block: Block, form: Form) -> None:
+def refuse_growth(block: Block, form: Form) -> None:
+    """Raises :class:`GrowthError`, with the counts before and after, if the form has more parameters than the block."""
     costs = plan_shape(block.shape, block.norm_type)
     before, after = costs.original.parameters, costs.cost(form).parameters
     if after > before:
@@ -189,7 +190,8 @@ def _norm(matrix: np.ndarray) -> np.ndarray:
     return np.sqrt(np.einsum("...ij,...ij->...", matrix, matrix))
 
 
-def _own_dtype(block: Block, path: Any) -> np.dtype:
+def own_dtype(block: Block, path: Any) -> np.dtype:
+    """The dtype that the sources of the coefficient at ``path`` promote to."""
     if path[0].key == "denominator":
         return block.shape.factor_dtype
     return block.shape.kernel_dtypes[None if path[0].key == "consumer" else path[1].key]

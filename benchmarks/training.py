@@ -1,0 +1,72 @@
+"""One gradient step in all source leaves, with the original block and with the block contracted inside the step.
+
+    python -m benchmarks.training [--markdown] [--rounds N] [--sizes d/n/m ...] [--batches B ...]
+
+original      Dense, LayerNorm in two passes, Dense, as jaxfold.Block evaluates them
+contracted    jaxfold.apply(jaxfold.contract_traced(...), x): one factorisation a step
+
+Both are jitted functions of the same leaves and inputs that return the loss and its gradient in the six leaves; float32,
+on the default device. Ratios are those of the medians, with the quartiles of the ratios round by round in brackets.
+Memory is the temporary memory of the compiled step, by XLA's own analysis.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxfold
+from benchmarks.block import Limits, Size, block_layers, size_name, size_of
+from benchmarks.tables import show
+from benchmarks.timing import interleaved, ratio
+
+SIZES: list[Size] = [(16, 1024, 256), (17, 512, 2048), (82, 512, 512), (128, 2048, 512)]
+BATCHES = [32, 64, 128, 256, 1024, 8192]
+COLUMNS = ("batch", "original / contracted", "temporary memory, MB", "ratio", "plan: pays from", "ms, indicative")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--markdown", action="store_true", help="tables for the documentation")
+    parser.add_argument("--rounds", type=int, default=20, help="at most, for each row (default: %(default)s)")
+    parser.add_argument("--sizes", type=size_of, nargs="+", metavar="d/n/m", default=SIZES)
+    parser.add_argument("--batches", type=int, nargs="+", metavar="B", default=BATCHES)
+    options = parser.parse_args()
+    limits = Limits(options.rounds, 6.0)
+    for size in options.sizes:
+        rows = [_row(size, batch, limits) for batch in options.batches]
+        show(f"d/n/m = {size_name(size)}", COLUMNS, rows, markdown=options.markdown)
+
+
+def _row(size: Size, batch: int, limits: Limits) -> list[str]:
+    layers = block_layers(size)
+    rng = np.random.default_rng(1)
+    x, target = (jnp.asarray(rng.normal(size=(batch, width)), jnp.float32) for width in (size[0], size[2]))
+
+    def original(layers: Any, x: Any) -> Any:
+        return jnp.mean(jnp.square(jaxfold.Block(*layers, epsilon=1e-6)(x) - target))
+
+    def contracted(layers: Any, x: Any) -> Any:
+        block = jaxfold.contract_traced(*layers, epsilon=1e-6, allow_growth=True)
+        return jnp.mean(jnp.square(jaxfold.apply(block, x) - target))
+
+    steps = {f.__name__: jax.jit(jax.value_and_grad(f)).lower(layers, x).compile() for f in (original, contracted)}
+    memory = {name: step.memory_analysis().temp_size_in_bytes / 1e6 for name, step in steps.items()}
+    calls = {name: (lambda step=step: step(layers, x)) for name, step in steps.items()}
+    times = interleaved(calls, rounds=limits.rounds, seconds=limits.seconds)
+    return [
+        f"{batch:,}",
+        ratio(times, "original", "contracted"),
+        f"{memory['original']:.1f} → {memory['contracted']:.1f}",
+        f"{memory['original'] / memory['contracted']:.1f}",
+        "",
+        ", ".join(f"{np.median(times[name]) * 1e3:.1f}" for name in steps),
+    ]
+
+
+if __name__ == "__main__":
+    main()
