@@ -5,8 +5,8 @@
 original      Dense, LayerNorm in two passes, Dense, as jaxfold.Block evaluates them
 contracted    jaxfold.apply(jaxfold.contract_traced(...), x): one factorisation a step
 
-Both are jitted functions of the same leaves and inputs that return the loss and its gradient in the six leaves; float32,
-on the default device. Ratios are those of the medians, with the quartiles of the ratios round by round in brackets.
+Both are jitted functions of the same leaves and inputs that return the loss and its gradient in the six leaves, in
+float32 on the default device. Ratios are those of the medians, in brackets the quartiles of the ratios round by round.
 Memory is the temporary memory of the compiled step, by XLA's own analysis.
 """
 

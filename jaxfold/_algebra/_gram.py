@@ -101,7 +101,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     if type(drows) is not ad.Zero:
         s = _matmul(drows, _transposed(rows))
         terms.append(_matmul(w, s + _transposed(s)))
-    return out, sum(terms[1:], terms[0]) if terms else ad.Zero.from_primal_value(out)
+    return out, sum(terms[1:], terms[0]) if terms else jnp.zeros_like(out)
 
 
 def _transpose(cotangent: Any, w: Any, rows: Any, upper: Any) -> tuple[Any, None, None]:
@@ -110,7 +110,7 @@ def _transpose(cotangent: Any, w: Any, rows: Any, upper: Any) -> tuple[Any, None
     return _gram_p.bind(cotangent, rows, upper), None, None
 
 
-def _batch(args: Sequence[Any], axes: Sequence[int | None]) -> tuple[Any, int]:
+def _batch(args: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, int]:
     w, rows, upper = args
     if axes[1] is None and axes[2] is None:
         # More rows of w for the same T: one product of more rows.
