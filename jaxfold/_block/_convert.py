@@ -33,7 +33,8 @@ def convert(contraction: Contraction, form: Form) -> Contraction:
     hand, :func:`contract` it with ``form="standard"`` instead: that needs no solving.
 
     Args:
-        contraction: of one block or of a stack, with concrete leaves; it is not changed.
+        contraction: of one block or of a stack, with concrete leaves; it is not changed. One by ``contract_traced``
+            loses the rows that it carries for the derivative.
         form: ``"direct"``, ``"packed"`` or ``"standard"``.
 
     Returns:
@@ -63,6 +64,7 @@ def convert(contraction: Contraction, form: Form) -> Contraction:
     source = dataclasses.replace(contraction, params=host)
     kernel = source.denominator_kernel
     denominator = {**host["denominator"], "kernel": pack_triangle(kernel) if form == "packed" else kernel}
+    denominator.pop("rows", None)
     factor_eps, kernel_eps = (_eps(contraction.params[key]) for key in ("denominator", _consumer_key(contraction)))
     consumers = source.consumers
     if form == "standard":
