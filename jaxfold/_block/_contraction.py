@@ -20,7 +20,7 @@ class Contraction:
     """A contracted Dense-norm-Dense block: a pytree whose leaves are ``params`` and whose other fields are static.
 
     Made by :func:`jaxfold.contract`, evaluated by :func:`jaxfold.apply`. To restore one from a checkpoint of its
-    ``params``, construct it with the same static fields.
+    ``params``, construct it with the same static fields. Compared by identity; compare ``params`` for values.
 
     Attributes:
         params: a plain tree of arrays, in the layout of Flax. ``d`` features come in, ``p`` is ``d + 1`` with a
@@ -38,6 +38,7 @@ class Contraction:
             they are one product, ``[x̄ s, 1] @ kernel`` with the inverse scale s. A mapping of consumers makes
             ``params["consumers"]``, a dict of such trees by name. The standard form's trees are those of stock
             ``nn.Dense(k)``, ``nn.RMSNorm(epsilon=rms_epsilon, use_scale=False)`` and ``nn.Dense(features)``.
+            :func:`jaxfold.contract_traced` adds ``rows`` to the denominator: T ``(p, width)``, for the derivative.
         width: n, the features of the original activation, which divides the sum of squares.
         epsilon: the original's, in units of the activation squared.
         norm_type: ``"layernorm"`` or ``"rmsnorm"``: what was contracted; evaluation does not depend on it.
