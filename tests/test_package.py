@@ -17,7 +17,7 @@ import pytest
 import jaxfold
 
 NAMES = (
-    *("apply", "contract", "convert", "plan", "verify"),
+    *("apply", "contract", "contract_traced", "convert", "plan", "verify"),
     *("Block", "Certificate", "Contraction", "Cost", "Errors", "Plan"),
     *("CoefficientError", "ConcretenessError", "DtypeError", "GrowthError", "JaxfoldError", "OptionError"),
     *("ShapeError", "StructureError"),
