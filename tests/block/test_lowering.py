@@ -31,9 +31,10 @@ def test_lowers_for_every_platform_with_a_symbolic_batch(form: Any, platform: st
     x = jax.ShapeDtypeStruct((batch, 5), jnp.float32)
     exported = jax.export.export(jax.jit(jaxfold.apply), platforms=[platform])(_block(form), x)
     dots = [line for line in exported.mlir_module().splitlines() if "stablehlo.dot_general" in line]
-    assert len(dots) == 2
+    # The denominator's product, and the output's: once, or in both branches of the choice by platform in older JAX.
+    assert len(dots) in ((2,) if form == "standard" else (2, 3))
     assert sum("precision = [HIGHEST, HIGHEST]" in line for line in dots) == 1
-    assert sum("precision" not in line or "[DEFAULT, DEFAULT]" in line for line in dots) == 1
+    assert sum("precision" not in line or "[DEFAULT, DEFAULT]" in line for line in dots) == len(dots) - 1
 
 
 def test_one_artefact_for_all_platforms_runs_here() -> None:
