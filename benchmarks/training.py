@@ -5,8 +5,9 @@
 original      Dense, LayerNorm in two passes, Dense, as jaxfold.Block evaluates them
 contracted    jaxfold.apply(jaxfold.contract_traced(...), x): one factorisation a step
 
-Both are jitted functions of the same leaves and inputs that return the loss and its gradient in the six leaves, in
-float32 on the default device. Ratios are those of the medians, in brackets the quartiles of the ratios round by round.
+Both are jitted functions of the same leaves, inputs and cotangents that give ⟨cotangents, outputs⟩ and its gradient in
+the six leaves, in float32 on the default device: the cotangents stand for the rest of a network, of which only the
+block is timed. Ratios are those of the medians, in brackets the quartiles of the ratios round by round.
 Memory is the temporary memory of the compiled step, by XLA's own analysis.
 """
 
@@ -25,7 +26,7 @@ from benchmarks.tables import show
 from benchmarks.timing import interleaved, ratio
 
 SIZES: list[Size] = [(16, 1024, 256), (17, 512, 2048), (82, 512, 512), (128, 2048, 512)]
-BATCHES = [32, 64, 128, 256, 1024, 8192]
+BATCHES = [8, 16, 32, 64, 128, 256, 1024, 8192]
 COLUMNS = ("batch", "original / contracted", "temporary memory, MB", "ratio", "ms, indicative")
 
 
@@ -38,32 +39,55 @@ def main() -> None:
     options = parser.parse_args()
     limits = Limits(options.rounds, 6.0)
     for size in options.sizes:
-        rows = [_row(size, batch, limits) for batch in options.batches]
-        show(f"d/n/m = {size_name(size)}", COLUMNS, rows, markdown=options.markdown)
+        measured = [_measure(size, batch, limits) for batch in options.batches]
+        gains = [np.median(times["original"]) / np.median(times["contracted"]) for times, _ in measured]
+        planned = jaxfold.plan(*block_layers(size)).training_batch
+        even = f"pays from batch {_break_even(options.batches, gains)}, planned {planned}"
+        rows = [_row(batch, *figures) for batch, figures in zip(options.batches, measured, strict=True)]
+        show(f"d/n/m = {size_name(size)}: {even}", COLUMNS, rows, markdown=options.markdown)
 
 
-def _row(size: Size, batch: int, limits: Limits) -> list[str]:
+def _break_even(batches: list[int], gains: list[float]) -> str:
+    """Where the ratio of times last rises through 1, by interpolation in the logarithms."""
+    behind = [index for index, gain in enumerate(gains) if gain < 1]
+    if not behind:
+        return f"{batches[0]} or less"
+    last = behind[-1]
+    if last + 1 == len(gains):
+        return f"more than {batches[-1]}"
+    low, high = np.log(gains[last : last + 2])
+    return f"{batches[last] * (batches[last + 1] / batches[last]) ** (low / (low - high)):.0f}"
+
+
+def _measure(size: Size, batch: int, limits: Limits) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Seconds of each step, round by round, and megabytes of temporary memory."""
     layers = block_layers(size)
     rng = np.random.default_rng(1)
-    x, target = (jnp.asarray(rng.normal(size=(batch, width)), jnp.float32) for width in (size[0], size[2]))
+    x, cotangents = (jnp.asarray(rng.normal(size=(batch, width)), jnp.float32) for width in (size[0], size[2]))
+    arguments = (layers, x, cotangents)
 
-    def original(layers: Any, x: Any) -> Any:
-        return jnp.mean(jnp.square(jaxfold.Block(*layers, epsilon=1e-6)(x) - target))
+    def original(layers: Any, x: Any, cotangents: Any) -> Any:
+        return jnp.vdot(cotangents, jaxfold.Block(*layers, epsilon=1e-6)(x))
 
-    def contracted(layers: Any, x: Any) -> Any:
+    def contracted(layers: Any, x: Any, cotangents: Any) -> Any:
         block = jaxfold.contract_traced(*layers, epsilon=1e-6, allow_growth=True)
-        return jnp.mean(jnp.square(jaxfold.apply(block, x) - target))
+        return jnp.vdot(cotangents, jaxfold.apply(block, x))
 
-    steps = {f.__name__: jax.jit(jax.value_and_grad(f)).lower(layers, x).compile() for f in (original, contracted)}
+    steps = {f.__name__: jax.jit(jax.value_and_grad(f)).lower(*arguments).compile() for f in (original, contracted)}
     memory = {name: _temporary_megabytes(step) for name, step in steps.items()}
-    calls = {name: (lambda step=step: step(layers, x)) for name, step in steps.items()}
-    times = interleaved(calls, rounds=limits.rounds, seconds=limits.seconds)
+    calls = {name: (lambda step=step: step(*arguments)) for name, step in steps.items()}
+    # A loop repeats its step: the first calls after another function's are not what it sees.
+    times = interleaved(calls, rounds=limits.rounds, seconds=limits.seconds, least=0.05)
+    return times, memory
+
+
+def _row(batch: int, times: dict[str, np.ndarray], memory: dict[str, float]) -> list[str]:
     return [
         f"{batch:,}",
         ratio(times, "original", "contracted"),
         f"{memory['original']:.1f} → {memory['contracted']:.1f}",
         f"{memory['original'] / memory['contracted']:.1f}",
-        ", ".join(f"{np.median(times[name]) * 1e3:.1f}" for name in steps),
+        ", ".join(f"{np.median(times[name]) * 1e3:.1f}" for name in times),
     ]
 
 

@@ -44,6 +44,8 @@ def plan_table(plan: Plan) -> Table:
     for name, cost in rows:
         pays = "" if name == "original" else "yes" if plan.pays(name) else "no"  # type: ignore[arg-type]
         result.add_row(name, f"{cost.parameters:,}", f"{cost.bytes:,}", f"{cost.flops:,}", pays)
+    from_batch = "at no batch" if plan.training_batch is None else f"from batch {plan.training_batch:,}"
+    result.caption = f"training through contract_traced pays {from_batch}"
     return result
 
 

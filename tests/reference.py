@@ -89,3 +89,43 @@ def mp_block(
         for j in range(out.cols):
             out[i, j] += mpmath.mpf(float(np.asarray(consumer["bias"])[j]))
     return out
+
+
+def two_pass_gradients(
+    producer: Mapping[str, Any],
+    norm: Mapping[str, Any],
+    consumer: Mapping[str, Any],
+    x: Any,
+    cotangents: Any,
+    *,
+    epsilon: float,
+    norm_type: str = "layernorm",
+) -> tuple[tuple[dict[str, np.ndarray], ...], np.ndarray]:
+    """The gradient of ⟨cotangents, outputs⟩ in the three layers' leaves and in x: the chain rule by hand, in float64.
+
+    For one consumer with features (m,), without ``unit_offset``; x is (rows, d).
+    """
+    layers = [
+        {key: np.asarray(leaf).astype(np.float64) for key, leaf in layer.items()} for layer in (producer, norm, consumer)
+    ]
+    wide, gain, last = layers
+    x, dy = np.asarray(x).astype(np.float64), np.asarray(cotangents).astype(np.float64)
+    h = x @ wide["kernel"] + wide.get("bias", 0.0)
+    if norm_type == "layernorm":
+        h = h - np.mean(h, axis=-1, keepdims=True)
+        h = h - np.mean(h, axis=-1, keepdims=True)
+    s = 1 / np.sqrt(np.mean(h**2, axis=-1, keepdims=True) + epsilon)
+    normalised = h * s
+    scale = gain.get("scale", np.ones(h.shape[-1]))
+    output = normalised * scale + gain.get("bias", 0.0)
+    dlast = {"kernel": output.T @ dy, "bias": dy.sum(axis=0)}
+    doutput = dy @ last["kernel"].T
+    dgain = {"scale": (doutput * normalised).sum(axis=0), "bias": doutput.sum(axis=0)}
+    dnormalised = doutput * scale
+    # d(h s) = s (dh − ĥ ⟨ĥ, dh⟩ / n) with ĥ = h s; its transpose has the same form.
+    dh = s * (dnormalised - normalised * np.mean(normalised * dnormalised, axis=-1, keepdims=True))
+    if norm_type == "layernorm":
+        dh = dh - np.mean(dh, axis=-1, keepdims=True)
+    dwide = {"kernel": x.T @ dh, "bias": dh.sum(axis=0)}
+    gradients = (dwide, dgain, dlast)
+    return tuple({key: g[key] for key in layer} for g, layer in zip(gradients, layers, strict=True)), dh @ wide["kernel"].T

@@ -36,8 +36,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+
+from jaxfold._extend import Primitive, ad, batching, mlir
 
 _matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
@@ -50,11 +50,6 @@ def centred_rows(rows: jax.Array) -> jax.Array:
     """Every row of ``(p, n)`` less its own mean, twice, as :func:`jaxfold._algebra._factor.centre` does it."""
     rows = rows - jnp.mean(rows, axis=-1, keepdims=True)
     return rows - jnp.mean(rows, axis=-1, keepdims=True)
-
-
-def witness(rows: jax.Array) -> jax.Array:
-    """R ``(k, p)`` with ``Rᵀ R = T Tᵀ``, for T ``(p, n)``: a constant to every derivative."""
-    return jnp.asarray(jnp.linalg.qr(lax.stop_gradient(rows).T, mode="r"))
 
 
 def gram_product(w: jax.Array, rows: jax.Array, upper: jax.Array) -> jax.Array:

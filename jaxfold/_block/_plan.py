@@ -9,11 +9,25 @@ With d input features, n = width, m output features, p = d + 1 with a producer b
 
 FLOPs are for one row of input, a multiplication and an addition each counting 1, as in XLA's cost analysis; a square
 root is left out on both sides. Source: design of record, section 1.
+
+A training step that contracts pays for D, for the factor and for both their gradients whatever the batch, and saves on
+every row. Its batch breaks even where both steps take the same time, in units of one FLOP of a float32 product:
+
+    once      6pnm               D = T diag(γ) W, and its products with the cotangent of D
+            + 2p²n (1 + 3)       the gradient of T; T Tᵀ, in float64 at three times the price
+            + 10 p³/3            its Cholesky factor
+            + 5e5                some twenty operations more to start
+    a row     4dn + 6nm + 60n    the original: two products, their gradients, some thirty passes over n wide entries
+            − 6pm − 4p² − 30p    the contracted block, likewise
+
+The four prices were fitted to the break-even batches, 9 to 560, of fifteen shapes, measured as ``benchmarks.training``
+does on two CPU cores, and meet each within a quarter. Other machines weigh memory against arithmetic differently.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,18 +71,23 @@ class Plan:
     Attributes:
         original: the block as it is.
         direct, packed, standard: after contraction, with the producer's own cost included where it has to stay.
+        training_batch: rows of input from which on a gradient step through :func:`contract_traced` is faster than one
+            through the original, or None where no batch is enough. An estimate from a model of float32 on a CPU.
 
     Example:
         >>> import jaxfold
         >>> costs = jaxfold.plan({"kernel": (148, 128)}, None, {"kernel": (128, 128)})
         >>> costs.pays("direct"), costs.cost("standard").parameters - costs.original.parameters
         (False, 128)
+        >>> jaxfold.plan({"kernel": (16, 1024)}, None, {"kernel": (1024, 256)}).training_batch
+        17
     """
 
     original: Cost
     direct: Cost
     packed: Cost
     standard: Cost
+    training_batch: int | None = None
 
     def cost(self, form: Form) -> Cost:
         """The cost of one form, by its name."""
@@ -163,4 +182,13 @@ def plan_shape(
         direct=(cost(dense, p, scaled) + kept) * stack,
         packed=(cost(packed, p, scaled) + kept) * stack,
         standard=(cost(dense, k, k + 2 * k * m + m) + kept) * stack,
+        training_batch=_training_batch(shape, keep_producer=keep_producer),
     )
+
+
+def _training_batch(shape: BlockShape, *, keep_producer: bool) -> int | None:
+    """The break-even of the module's docstring; a producer that stays costs the contracted step what it always did."""
+    d, n, m, p = shape.features, shape.width, shape.output_size, shape.rows
+    once = 6 * p * n * m + 8 * p**2 * n + 10 * p**3 / 3 + 5e5
+    saved = 4 * d * n + 6 * n * m + 60 * n - (6 * p * m + 4 * p**2 + 30 * p) - (4 * d * n if keep_producer else 0)
+    return math.ceil(once / saved) if saved > 0 else None

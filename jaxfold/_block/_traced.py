@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxfold._algebra._dtype import compute_dtype, promote
-from jaxfold._algebra._gram import centred_rows, witness
+from jaxfold._algebra._gram import centred_rows
 from jaxfold._algebra._triangle import pack_triangle
+from jaxfold._algebra._witness import witness
 from jaxfold._block._block import Block
 from jaxfold._block._contract import own_dtype, refuse_growth
 from jaxfold._block._contraction import Contraction
@@ -111,7 +112,7 @@ def _coefficients(block: Block, layers: Any, form: Form) -> dict[str, Any]:
         rows = jnp.concatenate([rows, producer["bias"][None]])
     if block.norm_type == "layernorm":
         rows = centred_rows(rows)
-    columns = witness(rows).T
+    columns = witness(rows).T  # constant to derivatives, which reach T by the rules of _gram.py
     kernel = columns[: shape.features]
     denominator = {"kernel": pack_triangle(kernel) if form == "packed" else kernel, "rows": rows}
     if shape.producer_bias:

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import jaxfold
-from jaxfold._algebra._gram import gram_product, witness
+from jaxfold._algebra._gram import gram_product
+from jaxfold._algebra._witness import witness
 from tests.block.test_gradients import loss, original
 from tests.factories import Case, make_case
 
