@@ -105,10 +105,8 @@ def two_pass_gradients(
 
     For one consumer with features (m,), without ``unit_offset``; x is (rows, d).
     """
-    layers = [
-        {key: np.asarray(leaf).astype(np.float64) for key, leaf in layer.items()} for layer in (producer, norm, consumer)
-    ]
-    wide, gain, last = layers
+    layers = (producer, norm, consumer)
+    wide, gain, last = ({key: np.asarray(leaf).astype(np.float64) for key, leaf in layer.items()} for layer in layers)
     x, dy = np.asarray(x).astype(np.float64), np.asarray(cotangents).astype(np.float64)
     h = x @ wide["kernel"] + wide.get("bias", 0.0)
     if norm_type == "layernorm":
@@ -127,5 +125,5 @@ def two_pass_gradients(
     if norm_type == "layernorm":
         dh = dh - np.mean(dh, axis=-1, keepdims=True)
     dwide = {"kernel": x.T @ dh, "bias": dh.sum(axis=0)}
-    gradients = (dwide, dgain, dlast)
-    return tuple({key: g[key] for key in layer} for g, layer in zip(gradients, layers, strict=True)), dh @ wide["kernel"].T
+    all_leaves = zip((dwide, dgain, dlast), layers, strict=True)
+    return tuple({key: leaves[key] for key in layer} for leaves, layer in all_leaves), dh @ wide["kernel"].T
