@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxfold._algebra._dtype import compute_dtype, promote
 from jaxfold._algebra._gram import centred_rows
+from jaxfold._algebra._product import long_product
 from jaxfold._algebra._triangle import pack_triangle
 from jaxfold._algebra._witness import witness
 from jaxfold._block._block import Block
@@ -128,7 +128,7 @@ def _coefficients(block: Block, layers: Any, form: Form) -> dict[str, Any]:
         features = shape.outputs[name]
         wide = group["kernel"].reshape(shape.width, -1)
         both = jnp.concatenate([scaled, shift[None]])
-        product = jnp.matmul(both, wide, precision=lax.Precision.HIGHEST)  # D, and the norm's part of c
+        product = long_product(both, wide)  # D, and the norm's part of c
         if shape.consumer_bias[name]:
             product = product.at[-1].add(group["bias"].reshape(-1))
         trees[name] = {"kernel": product.reshape(-1, *features)}
