@@ -22,6 +22,8 @@ Algorithms, 2nd edition, theorem 10.7.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,12 +31,12 @@ from jax import lax
 from jax.core import ShapedArray
 
 from jaxfold._algebra._cholesky import cholesky
-from jaxfold._extend import Primitive, batching, enable_x64, mlir
+from jaxfold._extend import Primitive, ad, batching, enable_x64, mlir
 
 
 def witness(rows: jax.Array) -> jax.Array:
     """R ``(..., k, p)``, upper triangular with ``Rᵀ R = T Tᵀ``, for T ``(..., p, n)``: a constant to derivatives."""
-    return _witness_p.bind(lax.stop_gradient(rows))
+    return _witness_p.bind(rows)
 
 
 def by_qr(rows: jax.Array) -> jax.Array:
@@ -63,12 +65,18 @@ def _evaluate_on_cpu(rows: jax.Array) -> jax.Array:
     return lax.cond(succeeded, lambda rows, upper: upper, lambda rows, upper: by_qr(rows), rows, upper)
 
 
-# A primitive, because a lowering may use float64 where the function around it can't.
+# A primitive, because a lowering may use float64 where the function around it can't, and because a constant of its own
+# is one to chex's numerical gradients too, which put something else in the place of lax.stop_gradient.
 
 
 def _shape(rows: ShapedArray) -> ShapedArray:
     *batch, p, n = rows.shape
     return rows.update(shape=(*batch, min(n, p), p))
+
+
+def _jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    upper = _witness_p.bind(*primals)
+    return upper, ad.Zero(upper.aval)
 
 
 def _batch(args: tuple[jax.Array], axes: tuple[int]) -> tuple[jax.Array, int]:
@@ -80,4 +88,5 @@ _witness_p.def_impl(jax.jit(lambda rows: _witness_p.bind(rows)))
 _witness_p.def_abstract_eval(_shape)
 mlir.register_lowering(_witness_p, mlir.lower_fun(by_qr, multiple_results=False))
 mlir.register_lowering(_witness_p, mlir.lower_fun(_evaluate_on_cpu, multiple_results=False), platform="cpu")
+ad.primitive_jvps[_witness_p] = _jvp
 batching.primitive_batchers[_witness_p] = _batch

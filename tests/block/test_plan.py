@@ -240,3 +240,33 @@ def test_prints_a_table() -> None:
     assert rows[3].split()[0] == "standard"
     grown = str(jaxfold.plan(*make_case(148, 128, 128, rows=1).layers))
     assert grown.splitlines()[3].split()[-1] == "no"
+    assert str(plan).splitlines()[-1] == f"training through contract_traced pays from batch {plan.training_batch}"
+    assert grown.splitlines()[-1] == "training through contract_traced pays at no batch"
+
+
+def _training_batch(d: int, n: int, m: int, **options: Any) -> int | None:
+    return jaxfold.plan({"kernel": (d, n), "bias": (n,)}, None, {"kernel": (n, m)}, **options).training_batch
+
+
+@pytest.mark.parametrize(
+    ("size", "measured"),
+    [
+        ((16, 1024, 256), 15),
+        ((17, 512, 2048), 18),
+        ((82, 512, 512), 118),
+        ((128, 2048, 512), 184),
+        ((300, 2048, 64), 558),
+    ],
+)
+def test_the_batch_from_which_training_pays(size: tuple[int, int, int], measured: int) -> None:
+    """Within a factor of 2 of break-even batches that benchmarks.training measured on two CPU cores."""
+    assert measured / 2 < (_training_batch(*size) or 0) < 2 * measured
+
+
+def test_training_that_never_pays() -> None:
+    """Wide inputs cost more on every row; so may a producer that has to stay."""
+    assert _training_batch(2000, 128, 1000) is None
+    assert _training_batch(16, 128, 1, keep_producer=True) != _training_batch(16, 128, 1)
+    assert jaxfold.plan({"kernel": (2000, 128)}, None, {"kernel": (128, 1000)}).training_batch is None
+    stack = jaxfold.plan({"kernel": (3, 16, 128)}, None, {"kernel": (3, 128, 64)}, stacked=True)
+    assert stack.training_batch == jaxfold.plan({"kernel": (16, 128)}, None, {"kernel": (128, 64)}).training_batch
