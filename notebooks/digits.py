@@ -61,7 +61,7 @@ class Run:
         self.state = optimiser.init(params)
 
         def loss(params: Any, x: Any, labels: Any) -> Any:
-            logits = model.apply({"params": params}, x)
+            logits: Any = model.apply({"params": params}, x)
             return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
         def step(params: Any, state: Any, x: Any, labels: Any) -> Any:
@@ -80,7 +80,7 @@ class Run:
 
     def accuracy(self, x: Any, labels: Any) -> float:
         """The share of x that is classified right."""
-        logits = self.model.apply({"params": self.params}, x)
+        logits: Any = self.model.apply({"params": self.params}, x)
         return float(jnp.mean(jnp.argmax(logits, axis=-1) == labels))
 
 
@@ -154,8 +154,8 @@ def _comparison(runs: dict[str, Run], x: Any, y: Any) -> Table:
             table.add_row(f"loss at step {step}", *(f"{run.losses[step - 1]:.6f}" for run in runs.values()))
     table.add_row("accuracy on 360 held out", *(f"{run.accuracy(x, y):.4f}" for run in runs.values()))
     table.add_row("median step, ms", *(f"{np.median(run.seconds) * 1e3:.1f}" for run in runs.values()))
-    memory = [run.compiled.memory_analysis().temp_size_in_bytes / 1e6 for run in runs.values()]
-    table.add_row("temporary memory of a step, MB", *(f"{size:.1f}" for size in memory))
+    memory: list[Any] = [run.compiled.memory_analysis() for run in runs.values()]
+    table.add_row("temporary memory of a step, MB", *(f"{each.temp_size_in_bytes / 1e6:.1f}" for each in memory))
     plain, folded = (
         np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(run.params)])
         for run in runs.values()

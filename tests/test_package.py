@@ -104,10 +104,19 @@ def _typing_only(path: str) -> set[str]:
 # Each part may import itself and what is named here; `_report` and `_demo` are looked up when they are needed only.
 ALLOWED = {
     "_errors": set(),
-    "_algebra": {"_errors"},
+    "_extend": set(),
+    "_algebra": {"_extend", "_errors"},
     "_block": {"_algebra", "_errors"},
     "_report": {"_block", "_algebra", "_errors"},
 }
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_what_extends_jax_is_imported_in_one_place(path: str) -> None:
+    extending = {
+        module for module in _imports(path) if module.startswith(("jax.extend", "jax.interpreters", "jax._src"))
+    }
+    assert not extending or path == "_extend.py"
 
 
 @pytest.mark.parametrize("path", SOURCES)

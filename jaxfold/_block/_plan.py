@@ -14,14 +14,15 @@ A training step that contracts pays for D, for the factor and for both their gra
 every row. Its batch breaks even where both steps take the same time, in units of one FLOP of a float32 product:
 
     once      6pnm               D = T diag(γ) W, and its products with the cotangent of D
+            + 2pnm               where n > 512, because D is then summed by pieces
             + 2p²n (1 + 3)       the gradient of T; T Tᵀ, in float64 at three times the price
             + 10 p³/3            its Cholesky factor
             + 5e5                some twenty operations more to start
     a row     4dn + 6nm + 60n    the original: two products, their gradients, some thirty passes over n wide entries
             − 6pm − 4p² − 30p    the contracted block, likewise
 
-The four prices were fitted to the break-even batches, 9 to 560, of fifteen shapes, measured as ``benchmarks.training``
-does on two CPU cores, and meet each within a quarter. Other machines weigh memory against arithmetic differently.
+The prices were fitted to the break-even batches, 9 to 560, of fifteen shapes, measured as ``benchmarks.training`` does
+on two CPU cores, and meet each within a factor of two. Other machines weigh memory against arithmetic differently.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxfold._algebra._product import LONGEST_PLAIN
 from jaxfold._algebra._triangle import triangle_size
 from jaxfold._block._leaves import read_dtype, unbox
 from jaxfold._block._shape import FORMS, NORM_TYPES, BlockShape, Form, NormType, choose, flag, read_layers
@@ -80,7 +82,7 @@ class Plan:
         >>> costs.pays("direct"), costs.cost("standard").parameters - costs.original.parameters
         (False, 128)
         >>> jaxfold.plan({"kernel": (16, 1024)}, None, {"kernel": (1024, 256)}).training_batch
-        17
+        22
     """
 
     original: Cost
@@ -189,6 +191,7 @@ def plan_shape(
 def _training_batch(shape: BlockShape, *, keep_producer: bool) -> int | None:
     """The break-even of the module's docstring; a producer that stays costs the contracted step what it always did."""
     d, n, m, p = shape.features, shape.width, shape.output_size, shape.rows
-    once = 6 * p * n * m + 8 * p**2 * n + 10 * p**3 / 3 + 5e5
+    pieces = 2 if n > LONGEST_PLAIN else 0
+    once = (6 + pieces) * p * n * m + 8 * p**2 * n + 10 * p**3 / 3 + 5e5
     saved = 4 * d * n + 6 * n * m + 60 * n - (6 * p * m + 4 * p**2 + 30 * p) - (4 * d * n if keep_producer else 0)
     return math.ceil(once / saved) if saved > 0 else None
