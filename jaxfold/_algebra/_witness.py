@@ -45,16 +45,18 @@ def by_qr(rows: jax.Array) -> jax.Array:
 
 
 def by_cholesky(rows: jax.Array) -> jax.Array:
-    """R by Cholesky of the Gram matrix in float64, for T in float32 with n ≥ p. NaN where Cholesky fails."""
-    with enable_x64():
-        wide = rows.astype(np.float64)
-        gram = jnp.matmul(wide, wide.mT, precision=lax.Precision.HIGHEST)
-        size = gram.shape[-1]
-        squares = jnp.diagonal(gram, axis1=-2, axis2=-1)[..., None]
-        shift = 2 * size * float(np.finfo(np.float64).eps)
-        eye = jnp.eye(size, dtype=bool).reshape((1,) * (gram.ndim - 2) + (size, size))
-        lower = cholesky(jnp.where(eye, jnp.where(squares == 0, 1.0, squares * (1 + shift)), gram))
-        return jnp.where(squares == 0, 0.0, lower).mT.astype(rows.dtype)
+    """R by Cholesky of the Gram matrix in float64, for T in float32 with n ≥ p. NaN where Cholesky fails.
+
+    To be traced and lowered with float64 enabled.
+    """
+    wide = rows.astype(np.float64)
+    gram = jnp.matmul(wide, wide.mT, precision=lax.Precision.HIGHEST)
+    size = gram.shape[-1]
+    squares = jnp.diagonal(gram, axis1=-2, axis2=-1)[..., None]
+    shift = 2 * size * float(np.finfo(np.float64).eps)
+    eye = jnp.eye(size, dtype=bool).reshape((1,) * (gram.ndim - 2) + (size, size))
+    lower = cholesky(jnp.where(eye, jnp.where(squares == 0, 1.0, squares * (1 + shift)), gram))
+    return jnp.where(squares == 0, 0.0, lower).mT.astype(rows.dtype)
 
 
 def _evaluate_on_cpu(rows: jax.Array) -> jax.Array:
@@ -74,6 +76,11 @@ def _shape(rows: ShapedArray) -> ShapedArray:
     return rows.update(shape=(*batch, min(n, p), p))
 
 
+def _lower_on_cpu(ctx: Any, rows: Any) -> Any:
+    with enable_x64():
+        return mlir.lower_fun(_evaluate_on_cpu, multiple_results=False)(ctx, rows)
+
+
 def _jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
     upper = _witness_p.bind(*primals)
     return upper, ad.Zero(upper.aval)
@@ -87,6 +94,6 @@ _witness_p = Primitive("witness")
 _witness_p.def_impl(jax.jit(lambda rows: _witness_p.bind(rows)))
 _witness_p.def_abstract_eval(_shape)
 mlir.register_lowering(_witness_p, mlir.lower_fun(by_qr, multiple_results=False))
-mlir.register_lowering(_witness_p, mlir.lower_fun(_evaluate_on_cpu, multiple_results=False), platform="cpu")
+mlir.register_lowering(_witness_p, _lower_on_cpu, platform="cpu")
 ad.primitive_jvps[_witness_p] = _jvp
 batching.primitive_batchers[_witness_p] = _batch

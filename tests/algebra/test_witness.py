@@ -11,7 +11,7 @@ import pytest
 
 from jaxfold._algebra._cholesky import LARGEST, cholesky
 from jaxfold._algebra._product import long_product
-from jaxfold._algebra._witness import by_cholesky, by_qr, witness
+from jaxfold._algebra._witness import by_qr, witness
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -92,15 +92,17 @@ def test_a_batch_is_the_sum_of_its_members(name: str) -> None:
     np.testing.assert_allclose(together, np.stack([jax.jit(witness)(member) for member in rows]), rtol=1e-5, atol=1e-5)
 
 
-def test_where_cholesky_fails_qr_steps_in() -> None:
-    """Hundreds of rows that are exactly parallel are more than the shift allows for."""
-    failed = False
-    for seed in range(4):
-        rng = np.random.default_rng(seed)
-        rows = np.outer(rng.integers(1, 2**12, size=900), rng.integers(-(2**11), 2**11, size=901)).astype(np.float32)
-        failed = failed or bool(jnp.isnan(jax.jit(by_cholesky)(rows)).any())
-        assert _error(rows, jax.jit(witness)(rows)) < len(rows) * EPS
-    assert failed, "nothing was tested: find harder rows"
+def test_where_cholesky_fails_qr_steps_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which matrices it fails on depends on the LAPACK, hundreds of exactly parallel rows on some: here, on all."""
+    monkeypatch.setattr("jaxfold._algebra._witness.cholesky", lambda matrix: matrix * np.nan)
+    rows = _rows(7, 31)  # a shape of its own: others may have been compiled before
+    np.testing.assert_array_equal(jax.jit(witness)(rows), jax.jit(by_qr)(rows))
+
+
+def test_hundreds_of_parallel_rows() -> None:
+    rng = np.random.default_rng(0)
+    rows = np.outer(rng.integers(1, 2**12, size=600), rng.integers(-(2**11), 2**11, size=601)).astype(np.float32)
+    assert _error(rows, jax.jit(witness)(rows)) < len(rows) * EPS
 
 
 def test_what_is_not_finite_stays_so() -> None:
