@@ -49,7 +49,7 @@ def contract_traced(
     Args:
         producer, norm, consumers, epsilon, norm_type, unit_offset, dtype, stacked, allow_growth: as for
             :func:`jaxfold.contract`, except that leaves may be tracers and that values are not checked. The arithmetic
-            is that of the leaves' own dtype, float32 for half precision.
+            is that of the leaves' own dtype, float32 for half precision; on CPU float32 factors by way of float64.
         form: ``"direct"`` or ``"packed"``. The standard form has no derivative where T lacks full rank; contract with
             it once training is over.
 

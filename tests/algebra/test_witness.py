@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -145,3 +146,11 @@ def test_long_products(width: int) -> None:
     error = np.sqrt(np.mean((result - truth) ** 2)) / np.sqrt(width)
     assert error < 2.0**-24 * (8 if width > 512 else np.sqrt(width / 2))
     np.testing.assert_allclose(tangent, 3 * truth, rtol=0, atol=1e-4 * np.sqrt(width))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm", "tpu"])
+def test_float64_is_for_the_cpu_alone(platform: str) -> None:
+    """Accelerators factor in the rows' own dtype: float64 is slow on many of them and not to be had on others."""
+    lowered = jax.export.export(jax.jit(witness), platforms=[platform])(ROWS["tall"]).mlir_module()
+    assert ("f64" in lowered) == (platform == "cpu")
+    assert ("potrf" in lowered) == (platform == "cpu")
