@@ -64,9 +64,14 @@ def affine(x: jax.Array, kernel: jax.Array, precision: lax.PrecisionLike) -> jax
     return lax.platform_dependent(x, kernel, cpu=through, default=after)
 
 
-@affine.defjvp
+@functools.partial(affine.defjvp, symbolic_zeros=True)  # a stored kernel has no tangent: no product for it
 def _affine_jvp(precision: lax.PrecisionLike, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (x, kernel), (dx, dkernel) = primals, tangents
     product = functools.partial(jnp.tensordot, axes=1, precision=precision)
-    tangent = add_bias(product(dx, kernel[:-1]) + product(x, dkernel[:-1]), dkernel[-1])
-    return affine(x, kernel, precision), tangent
+    out = affine(x, kernel, precision)
+    tangent = jnp.zeros_like(out)
+    if type(dx) is not jax.custom_derivatives.SymbolicZero:
+        tangent = tangent + product(dx, kernel[:-1])
+    if type(dkernel) is not jax.custom_derivatives.SymbolicZero:
+        tangent = tangent + add_bias(product(x, dkernel[:-1]), dkernel[-1])
+    return out, tangent
