@@ -22,5 +22,6 @@ from jaxfold._errors import JaxfoldError as JaxfoldError
 from jaxfold._errors import OptionError as OptionError
 from jaxfold._errors import ShapeError as ShapeError
 from jaxfold._errors import StructureError as StructureError
+from jaxfold._tree._block_paths import BlockPaths as BlockPaths
 
 __version__ = _version("jaxfold")

@@ -6,7 +6,8 @@ fault, what arrived, what is accepted, and what to do about it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copy
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from jaxfold._block._plan import Plan
@@ -22,7 +23,7 @@ class JaxfoldError(Exception):
         hint: what to do, as a sentence; may be empty.
 
     Attributes:
-        argument: as above, for programs that want to react to it.
+        argument, got, expected, hint: as above, for programs that want to react to them.
 
     Example:
         >>> import jaxfold
@@ -31,8 +32,17 @@ class JaxfoldError(Exception):
     """
 
     def __init__(self, argument: str, got: str, expected: str, hint: str = "") -> None:
-        self.argument = argument
-        super().__init__(f"{argument}: got {got}; expected {expected}." + (f" {hint}" if hint else ""))
+        self.argument, self.got, self.expected, self.hint = argument, got, expected, hint
+        super().__init__(argument, got, expected, hint)
+
+    def __str__(self) -> str:
+        return f"{self.argument}: got {self.got}; expected {self.expected}." + (f" {self.hint}" if self.hint else "")
+
+    def at(self, argument: str) -> Self:
+        """The same error about an argument or path by another name, such as the path of a leaf in a larger tree."""
+        moved = copy.copy(self)
+        moved.argument = argument
+        return moved
 
 
 class StructureError(JaxfoldError, ValueError):
@@ -69,3 +79,4 @@ class GrowthError(JaxfoldError, ValueError):
     def __init__(self, argument: str, got: str, expected: str, hint: str, plan: Plan) -> None:
         self.plan = plan
         super().__init__(argument, got, expected, hint)
+        self.args = (*self.args, plan)  # what copy and pickle pass on to __init__

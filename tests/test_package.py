@@ -18,7 +18,7 @@ import jaxfold
 
 NAMES = (
     *("apply", "contract", "contract_traced", "convert", "plan", "verify"),
-    *("Block", "Certificate", "Contraction", "Cost", "Errors", "Plan"),
+    *("Block", "BlockPaths", "Certificate", "Contraction", "Cost", "Errors", "Plan"),
     *("CoefficientError", "ConcretenessError", "DtypeError", "GrowthError", "JaxfoldError", "OptionError"),
     *("ShapeError", "StructureError"),
 )
@@ -107,6 +107,7 @@ ALLOWED = {
     "_extend": set(),
     "_algebra": {"_extend", "_errors"},
     "_block": {"_algebra", "_errors"},
+    "_tree": {"_block", "_algebra", "_errors"},
     "_report": {"_block", "_algebra", "_errors"},
 }
 

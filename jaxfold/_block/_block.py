@@ -63,7 +63,7 @@ class Block:
         stacked: bool = False,
     ) -> None:
         self.norm_type = choose("norm_type", norm_type, NORM_TYPES)
-        self.epsilon = _check_epsilon(epsilon)
+        self.epsilon = check_epsilon(epsilon)
         self.unit_offset = flag("unit_offset", unit_offset)
         self.layers, self.shape = read_layers(producer, norm, consumers, stacked=stacked)
 
@@ -112,7 +112,7 @@ def _dense(group: Mapping[str, Any], x: jax.Array, precision: Any) -> jax.Array:
     return add_bias(y, group["bias"].astype(dtype) if "bias" in group else None)
 
 
-def _check_epsilon(epsilon: Any) -> float:
+def check_epsilon(epsilon: Any) -> float:
     hint = "Read it from the norm: Flax's default is 1e-6, PyTorch's 1e-5, and the wrong one changes the function."
     if isinstance(epsilon, (jax.Array, np.ndarray)) and epsilon.ndim == 0:
         require_concrete("epsilon", epsilon)

@@ -1,0 +1,1 @@
+"""Blocks named by path in a parameter tree."""

@@ -1,0 +1,80 @@
+"""Which layers of a tree make a block."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from jaxfold._block._block import check_epsilon
+from jaxfold._block._shape import NORM_TYPES, NormType, choose, flag
+from jaxfold._errors import OptionError
+from jaxfold._tree._paths import Path, fill, split, wildcards
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockPaths:
+    """A Dense-norm-Dense block, or one in every layer, by the paths of its leaves in a parameter tree.
+
+    A path leads to the leaves of one layer: ``"encoder/layer_0/Dense_0"``, or the tuple of its keys where a key holds a
+    slash. ``*`` stands for any part of a key of the producer's path, and what it matched is put in place of each ``*`` of
+    the other paths. To have everything but the paths read from the modules, use ``jaxfold.linen.block_paths`` or
+    ``jaxfold.nnx.block_paths``.
+
+    Attributes:
+        producer: path of ``{"kernel"[, "bias"]}``.
+        norm: path of ``{["scale"][, "bias"]}``, or None for a norm without parameters.
+        consumers: path of one consumer, or a mapping of names to such.
+        epsilon, norm_type, unit_offset, stacked: as for :func:`jaxfold.contract`.
+        keep_producer: whether something else reads the producer's output, a residual say. It stays in the tree then,
+            and is counted.
+        to: where the contracted block goes. By default in the place of its producer, or of the norm if the producer
+            stays.
+
+    Raises:
+        OptionError: if a path is malformed, has another number of ``*`` than the producer's, or an option is not
+            accepted.
+
+    Example:
+        >>> import jaxfold
+        >>> block = jaxfold.BlockPaths(
+        ...     producer="encoder/layer_*/up", norm="encoder/layer_*/norm", consumers="encoder/layer_*/down", epsilon=1e-6
+        ... )
+    """
+
+    producer: Path
+    norm: Path | None
+    consumers: Path | Mapping[str, Path]
+    epsilon: float
+    norm_type: NormType = "layernorm"
+    unit_offset: bool = False
+    stacked: bool = False
+    keep_producer: bool = False
+    to: Path | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
+        choose("norm_type", self.norm_type, NORM_TYPES)
+        for name in ("unit_offset", "stacked", "keep_producer"):
+            flag(name, getattr(self, name))
+        if isinstance(self.consumers, Mapping):
+            if not self.consumers:
+                raise OptionError("consumers", "an empty mapping", "at least one consumer", "")
+            for name in self.consumers:
+                if not isinstance(name, str):
+                    raise OptionError("consumers", f"the name {name!r}", "names that are strings", "")
+        count = wildcards(split("producer", self.producer))
+        for argument, path in self.paths().items():
+            fill(argument, split(argument, path), (WILDCARD_STANDIN,) * count)
+
+    def paths(self) -> dict[str, Path]:
+        """Every path that is given, by the name of its argument."""
+        named: dict[str, Path | None] = {"producer": self.producer, "norm": self.norm}
+        if isinstance(self.consumers, Mapping):
+            named |= {f"consumers[{name!r}]": path for name, path in self.consumers.items()}
+        else:
+            named["consumers"] = self.consumers
+        named["to"] = self.to
+        return {argument: path for argument, path in named.items() if path is not None}
+
+
+WILDCARD_STANDIN = "0"
