@@ -23,5 +23,8 @@ from jaxfold._errors import OptionError as OptionError
 from jaxfold._errors import ShapeError as ShapeError
 from jaxfold._errors import StructureError as StructureError
 from jaxfold._tree._block_paths import BlockPaths as BlockPaths
+from jaxfold._tree._contract_tree import contract_tree as contract_tree
+from jaxfold._tree._fold_report import FoldReport as FoldReport
+from jaxfold._tree._fold_report import FoldRow as FoldRow
 
 __version__ = _version("jaxfold")

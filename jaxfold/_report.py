@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -12,6 +13,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from jaxfold._block._plan import Plan
     from jaxfold._block._verify import Certificate
+    from jaxfold._tree._fold_report import FoldReport, FoldRow
 
 
 def render(renderable: Any, width: int = 100) -> str:
@@ -66,3 +68,35 @@ def certificate_table(certificate: Certificate) -> Table:
         f"variance at least {certificate.variance_lower_bound:.3g}"
     )
     return result
+
+
+def fold_text(report: FoldReport) -> str:
+    """The table of the blocks, then the reasons, the notes and the patterns that matched nothing, a line each."""
+    result = table("block", "d/n/m", "parameters", "", "saved", "error")
+    for row in report.rows:
+        result.add_row(_name(row), *_figures(row))
+    before, after = report.parameters
+    result.caption = (
+        f"{len(report.contracted)} of {len(report.rows)} blocks contracted; the whole tree has {before:,} → {after:,} "
+        f"parameters, {report.bytes[0]:,} → {report.bytes[1]:,} bytes"
+    )
+    lines = [render(result, width=140)]
+    lines += [f"{row.producer}: left alone. {row.reason}" for row in report.skipped]
+    lines += [f"{row.producer}: {note}" for row in report.rows for note in row.notes]
+    lines += [f"{pattern}: matched nothing" for pattern in report.unmatched]
+    return "\n".join(lines)
+
+
+def _name(row: FoldRow) -> str:
+    times = f", {row.stack} times" if row.stack else ""
+    return f"{row.producer} → {row.to}{times}" if row.to else row.producer
+
+
+def _figures(row: FoldRow) -> tuple[str, ...]:
+    if row.original is None or row.contracted is None or row.outputs is None:
+        return "", "", "skipped", "", ""
+    outputs = sum(math.prod(features) for features in row.outputs)
+    before, after = row.original.parameters, row.contracted.parameters
+    error = f"{row.certificate.outputs.contracted_max:.0e}" if row.certificate else ""
+    kept = "producer stays" if row.keep_producer else ""
+    return f"{row.features}/{row.width}/{outputs}", f"{before:,} → {after:,}", kept, f"{1 - after / before:.0%}", error

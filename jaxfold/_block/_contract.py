@@ -77,7 +77,8 @@ def contract(
 
     Returns:
         A :class:`Contraction`. Its arrays are JAX arrays if all the leaves were, and NumPy arrays otherwise or where
-        JAX cannot hold their dtype.
+        JAX cannot hold their dtype. Where leaves are sharded by a ``NamedSharding``, the result is sharded likewise:
+        the denominator's kernel along the producer's input axis, the consumers' along their output axes.
 
     Raises:
         StructureError: if a leaf is missing or has no place in the block.
@@ -109,29 +110,42 @@ def contract(
         unit_offset=unit_offset,
         stacked=stacked,
     )
+    return contract_block(block, form=form, dtype=dtype, allow_growth=allow_growth)
+
+
+def contract_block(
+    block: Block, *, form: Form, dtype: Any, allow_growth: bool, keep_producer: bool = False
+) -> Contraction:
+    """The same for a block that was read already; a producer that has to stay counts when it comes to growth."""
     choose("form", form, FORMS)
     storage = read_dtype(dtype)
     if not flag("allow_growth", allow_growth):
-        refuse_growth(block, form)
+        refuse_growth(block, form, keep_producer=keep_producer)
 
     host = {path: to_host(path, leaf) for path, leaf in block.layers.named().items()}
     with np.errstate(all="ignore"):  # what overflows here is caught, by name, when it is stored
         coefficients = _coefficients(block, host, form)
-    sources = list(block.layers.named().values())
-    params = store(coefficients, lambda path: storage or own_dtype(block, path), sources)
+    params = store(
+        coefficients,
+        lambda path: storage or own_dtype(block, path),
+        block.layers.named(),
+        form=form,
+        stacked=block.shape.stack is not None,
+    )
     return Contraction(params, block.shape.width, block.epsilon, block.norm_type, form)
 
 
-def refuse_growth(block: Block, form: Form) -> None:
+def refuse_growth(block: Block, form: Form, *, keep_producer: bool = False) -> None:
     """Raises :class:`GrowthError`, with the counts before and after, if the form has more parameters than the block."""
-    costs = plan_shape(block.shape, block.norm_type)
+    costs = plan_shape(block.shape, block.norm_type, keep_producer=keep_producer)
     before, after = costs.original.parameters, costs.cost(form).parameters
     if after > before:
         smaller = [repr(other) for other in FORMS if costs.cost(other).parameters < before]
         instead = f"contract it with form={' or '.join(smaller)}, which has fewer, " if smaller else ""
         raise GrowthError(
             "consumers",
-            f"a block whose {form} form has {after:,} parameters",
+            f"a block whose {form} form has {after:,} parameters"
+            + (", its producer included" if keep_producer else ""),
             f"at most the original's {before:,}",
             f"Leave it as it is, {instead}or pass allow_growth=True.",
             costs,

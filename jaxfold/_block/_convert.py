@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfold._algebra._triangle import pack_triangle
+from jaxfold._block._axes import PRODUCER
 from jaxfold._block._check import check_contraction, require_contraction
 from jaxfold._block._contraction import Contraction
 from jaxfold._block._leaves import to_host
-from jaxfold._block._shape import FORMS, Form, choose
+from jaxfold._block._shape import FORMS, Form, choose, consumer_path
 from jaxfold._block._store import Coefficient, store
 
 
@@ -57,7 +58,6 @@ def convert(contraction: Contraction, form: Form) -> Contraction:
     check_contraction("contraction", contraction)
     if form == contraction.form:
         return contraction
-    leaves = jax.tree.leaves(contraction.params)
     host = jax.tree_util.tree_map_with_path(
         lambda path, leaf: to_host("contraction.params" + jax.tree_util.keystr(path), leaf), contraction.params
     )
@@ -90,7 +90,10 @@ def convert(contraction: Contraction, form: Form) -> Contraction:
     wrapped = jax.tree_util.tree_map_with_path(
         lambda path, value: _known_to(value, eps.get(path[0].key, kernel_eps), source._lead), params
     )
-    return dataclasses.replace(contraction, params=store(wrapped, own_dtype, leaves), form=form)
+    kernels = {f"{consumer_path(name)}['kernel']": group["kernel"] for name, group in contraction.consumers.items()}
+    kernels[PRODUCER] = contraction.params["denominator"]["kernel"]
+    stored = store(wrapped, own_dtype, kernels, form=form, stacked=bool(source._lead))
+    return dataclasses.replace(contraction, params=stored, form=form)
 
 
 def _to_standard(source: Contraction, group: Any, eps: float) -> dict[str, np.ndarray]:

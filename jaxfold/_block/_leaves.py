@@ -113,6 +113,10 @@ def require_concrete(name: str, leaf: Any) -> None:
         got, hint = f"a tracer ({leaf.aval})", "Call it outside jit, grad and vmap: it runs on the host in float64."
     elif isinstance(leaf, jax.ShapeDtypeStruct) or not hasattr(leaf, "__array__"):
         got, hint = f"a {type(leaf).__name__} without values", "jaxfold.plan works from shapes alone."
+    elif isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        got, hint = "an array of which other processes hold parts", "Gather it first, or contract before sharding."
+    elif isinstance(leaf, jax.Array) and leaf.is_deleted():
+        got, hint = "an array that was deleted, or donated to a jitted function", "Contract before that."
     else:
         return
     raise ConcretenessError(name, got, "a concrete NumPy or JAX array", hint)
@@ -123,13 +127,4 @@ def to_host(name: str, leaf: Any) -> np.ndarray:
     require_concrete(name, leaf)
     value = np.asarray(leaf).astype(np.float64)
     require_finite(name, value)
-    return value
-
-
-def place_like(value: np.ndarray, sources: list[Any]) -> np.ndarray | jax.Array:
-    """``value`` as a JAX array if all its sources are JAX arrays and JAX can hold its dtype now, else as NumPy."""
-    as_jax = all(isinstance(leaf, jax.Array) for leaf in sources)
-    if as_jax and jax.dtypes.canonicalize_dtype(value.dtype) == value.dtype:
-        with jax.ensure_compile_time_eval():
-            return jnp.asarray(value)
     return value

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from jaxfold._block._block import check_epsilon
-from jaxfold._block._shape import NORM_TYPES, NormType, choose, flag
+from jaxfold._block._shape import NORM_TYPES, NormType, choose, consumer_path, flag
 from jaxfold._errors import OptionError
 from jaxfold._tree._paths import Path, fill, split, wildcards
 
@@ -16,8 +17,8 @@ class BlockPaths:
     """A Dense-norm-Dense block, or one in every layer, by the paths of its leaves in a parameter tree.
 
     A path leads to the leaves of one layer: ``"encoder/layer_0/Dense_0"``, or the tuple of its keys where a key holds a
-    slash. ``*`` stands for any part of a key of the producer's path, and what it matched is put in place of each ``*`` of
-    the other paths. To have everything but the paths read from the modules, use ``jaxfold.linen.block_paths`` or
+    slash. ``*`` stands for any part of a key of the producer's path, and what it matched is put in place of each ``*``
+    of the other paths. To have everything but the paths read from the modules, use ``jaxfold.linen.block_paths`` or
     ``jaxfold.nnx.block_paths``.
 
     Attributes:
@@ -37,7 +38,7 @@ class BlockPaths:
     Example:
         >>> import jaxfold
         >>> block = jaxfold.BlockPaths(
-        ...     producer="encoder/layer_*/up", norm="encoder/layer_*/norm", consumers="encoder/layer_*/down", epsilon=1e-6
+        ...     producer="encoder/*/up", norm="encoder/*/norm", consumers="encoder/*/down", epsilon=1e-6
         ... )
     """
 
@@ -64,17 +65,17 @@ class BlockPaths:
                     raise OptionError("consumers", f"the name {name!r}", "names that are strings", "")
         count = wildcards(split("producer", self.producer))
         for argument, path in self.paths().items():
-            fill(argument, split(argument, path), (WILDCARD_STANDIN,) * count)
+            fill(argument, split(argument, path), ("",) * count)
+
+    @property
+    def names(self) -> tuple[str | None, ...]:
+        """The names of the consumers; a single one goes by ``None``."""
+        return tuple(self.consumers) if isinstance(self.consumers, Mapping) else (None,)
 
     def paths(self) -> dict[str, Path]:
         """Every path that is given, by the name of its argument."""
+        consumers: Any = self.consumers if isinstance(self.consumers, Mapping) else {None: self.consumers}
         named: dict[str, Path | None] = {"producer": self.producer, "norm": self.norm}
-        if isinstance(self.consumers, Mapping):
-            named |= {f"consumers[{name!r}]": path for name, path in self.consumers.items()}
-        else:
-            named["consumers"] = self.consumers
+        named |= {consumer_path(name): path for name, path in consumers.items()}
         named["to"] = self.to
         return {argument: path for argument, path in named.items() if path is not None}
-
-
-WILDCARD_STANDIN = "0"

@@ -1,7 +1,7 @@
 """Paths in a parameter tree, and patterns of them.
 
-A path is a string of keys joined by ``/``, or a tuple of keys. In a string, ``*`` stands for any part of one key; what it
-matched in one path of a block is put in place of the ``*`` of its other paths, so that layer 3's producer goes with
+A path is a string of keys joined by ``/``, or a tuple of keys. In a string, ``*`` stands for any part of one key; what
+it matched in one path of a block is put in place of the ``*`` of its other paths, so that layer 3's producer goes with
 layer 3's norm.
 """
 
@@ -101,15 +101,28 @@ def lookup(argument: str, tree: Any, keys: Keys) -> tuple[Keys, Any]:
             own, node = child(node, key)
         except KeyError:
             there = [repr(name) for name, _ in children(node)]
-            shown = ", ".join(there[:8]) + (", …" if len(there) > 8 else "")
+            shown = f"the keys {', '.join(there[:8])}{', …' if len(there) > 8 else ''}" if there else "no keys"
             raise StructureError(
                 argument,
                 f"the path {join(keys)!r}, which ends before {key!r}",
-                f"a path in the tree: {join(tuple(found)) or 'its root'} has {f'the keys {shown}' if there else 'no keys'}",
+                f"a path in the tree: {join(tuple(found)) or 'its root'} has {shown}",
                 "",
             ) from None
         found.append(own)
     return tuple(found), node
+
+
+def settle(tree: Any, keys: Keys) -> Keys:
+    """The path with the tree's own keys as far as it leads, and as it is written beyond."""
+    own: list[Any] = []
+    node = tree
+    for key in keys:
+        try:
+            key, node = child(node, key)
+        except KeyError:
+            node = None
+        own.append(key)
+    return tuple(own)
 
 
 def match(tree: Any, pattern: Keys) -> Iterator[tuple[Keys, tuple[str, ...]]]:

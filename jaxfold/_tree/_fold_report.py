@@ -1,0 +1,136 @@
+"""What was decided about each block of a model, and what it brought."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from jaxfold._block._plan import Cost
+from jaxfold._block._shape import Form, NormType
+from jaxfold._block._verify import Certificate
+
+Decision = Literal["contracted", "skipped"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FoldRow:
+    """One block of a :class:`FoldReport`.
+
+    Attributes:
+        producer, norm, consumers: their paths, a mapping of names for several consumers; ``norm`` is None where it has
+            no parameters.
+        to: path of the contracted block, or None if there is none.
+        decision: ``"contracted"`` or ``"skipped"``.
+        reason: why it was skipped; empty otherwise.
+        features, width, outputs, stack: d, n, the output features of each consumer in order, and the number of layers
+            that a stack holds; None where the leaves could not be read.
+        epsilon, norm_type, form, use_bias: what a ``ContractedDense`` in place of the block is made with.
+        keep_producer: whether the producer stays in the tree.
+        original, contracted: costs before and after, with the producer included where it stays.
+        certificate: errors against float64, or None if they were not measured.
+        notes: sentences about sharding names and shared leaves.
+
+    Example:
+        >>> import jaxfold
+        >>> row = jaxfold.FoldRow(
+        ...     producer="up", norm="norm", consumers="down", decision="skipped", reason="no path 'norm'", epsilon=1e-6,
+        ...     norm_type="layernorm", form="direct"
+        ... )
+        >>> row.to_dict()["decision"]
+        'skipped'
+    """
+
+    producer: str
+    norm: str | None
+    consumers: str | Mapping[str, str]
+    decision: Decision
+    reason: str
+    epsilon: float
+    norm_type: NormType
+    form: Form
+    to: str | None = None
+    features: int | None = None
+    width: int | None = None
+    outputs: tuple[tuple[int, ...], ...] | None = None
+    stack: int | None = None
+    use_bias: bool | None = None
+    keep_producer: bool = False
+    original: Cost | None = None
+    contracted: Cost | None = None
+    certificate: Certificate | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; a figure that is not finite becomes None."""
+        return _plain(dataclasses.asdict(self))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FoldReport:
+    """What :func:`jaxfold.contract_tree` did, block by block; prints as a table.
+
+    Attributes:
+        rows: a :class:`FoldRow` for every block, contracted or not, in the order of the tree within each pattern.
+        unmatched: the patterns that no path of the tree matched.
+        parameters, bytes: of the whole tree, before and after. An array that stands in two places counts once.
+
+    Example:
+        >>> import numpy as np, jaxfold
+        >>> params = {"up": {"kernel": np.eye(2, 8)}, "down": {"kernel": np.ones((8, 4))}}
+        >>> block = jaxfold.BlockPaths(producer="up", norm=None, consumers="down", epsilon=1e-6)
+        >>> _, report = jaxfold.contract_tree(params, [block])
+        >>> report.parameters, [row.decision for row in report.rows]
+        ((48, 16), ['contracted'])
+    """
+
+    rows: tuple[FoldRow, ...]
+    unmatched: tuple[str, ...]
+    parameters: tuple[int, int]
+    bytes: tuple[int, int]
+
+    @property
+    def contracted(self) -> tuple[FoldRow, ...]:
+        """The rows of the blocks that were contracted."""
+        return tuple(row for row in self.rows if row.decision == "contracted")
+
+    @property
+    def skipped(self) -> tuple[FoldRow, ...]:
+        """The rows of the blocks that were left alone, each with its reason."""
+        return tuple(row for row in self.rows if row.decision == "skipped")
+
+    @property
+    def flops(self) -> tuple[int, int]:
+        """FLOPs for one row of input of the contracted blocks alone, before and after."""
+        before, after = Cost(0, 0, 0), Cost(0, 0, 0)
+        for row in self.contracted:
+            before, after = before + (row.original or before), after + (row.contracted or after)
+        return before.flops, after.flops
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, such as ``json`` writes; a figure that is not finite becomes None."""
+        totals = {"parameters": self.parameters, "bytes": self.bytes, "flops": self.flops}
+        return {
+            "rows": [row.to_dict() for row in self.rows],
+            "unmatched": list(self.unmatched),
+            "totals": {name: {"before": before, "after": after} for name, (before, after) in totals.items()},
+        }
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The same as JSON text."""
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+
+    def __str__(self) -> str:
+        from jaxfold._report import fold_text
+
+        return fold_text(self)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,90 @@
+"""From patterns to the blocks of a given tree, and which of them can be contracted together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jaxfold._block._block import Block
+from jaxfold._block._contraction import Contraction
+from jaxfold._block._shape import consumer_path
+from jaxfold._block._verify import Certificate
+from jaxfold._errors import JaxfoldError, StructureError
+from jaxfold._tree._block_paths import BlockPaths
+from jaxfold._tree._paths import Keys, fill, join, lookup, match, settle, split
+
+
+@dataclasses.dataclass(eq=False)
+class Found:
+    """One block of the tree: its paths in the tree's own keys, its leaves, and what became of it or why not."""
+
+    spec: BlockPaths
+    producer: Keys
+    norm: Keys | None = None
+    consumers: dict[str | None, Keys] = dataclasses.field(default_factory=dict)
+    to: Keys | None = None
+    groups: dict[str, Any] = dataclasses.field(default_factory=dict)
+    error: JaxfoldError | None = None
+    block: Block | None = None
+    contraction: Contraction | None = None
+    certificate: Certificate | None = None
+
+    @property
+    def roles(self) -> dict[str, Keys]:
+        """The path of every group of leaves, by the name of the argument of :func:`jaxfold.contract`."""
+        named = {"producer": self.producer} | ({} if self.norm is None else {"norm": self.norm})
+        return named | {consumer_path(name): keys for name, keys in self.consumers.items()}
+
+
+def resolve(tree: Any, blocks: Sequence[BlockPaths]) -> tuple[list[Found], list[str]]:
+    """Every block that the patterns match, and the patterns that matched nothing."""
+    found, unmatched = [], []
+    for spec in blocks:
+        matches = list(match(tree, split("producer", spec.producer)))
+        if not matches:
+            unmatched.append(join(split("producer", spec.producer)))
+        found += [_find(tree, spec, keys, captures) for keys, captures in matches]
+    for index, block in enumerate(found):
+        if block.error is None:
+            block.error = _conflict(block, [other for other in found[:index] if other.error is None])
+    return found, unmatched
+
+
+def _find(tree: Any, spec: BlockPaths, producer: Keys, captures: tuple[str, ...]) -> Found:
+    block = Found(spec, producer)
+    # As they are written first, so that a report shows them all, wherever they lead.
+    wanted = {argument: fill(argument, split(argument, path), captures) for argument, path in spec.paths().items()}
+    wanted |= {"producer": producer}
+    block.norm = wanted.get("norm")
+    block.consumers = {name: wanted[consumer_path(name)] for name in spec.names}
+    try:
+        for argument in (role for role in wanted if role != "to"):
+            wanted[argument], block.groups[argument] = lookup(argument, tree, wanted[argument])
+    except StructureError as error:
+        block.error = error
+        return block
+    block.norm = wanted.get("norm")
+    block.consumers = {name: wanted[consumer_path(name)] for name in spec.names}
+    block.to = settle(tree, wanted["to"]) if "to" in wanted else None
+    paths = list(block.roles.values())
+    twice = [path for path in paths if paths.count(path) > 1]
+    if twice:
+        block.error = StructureError(join(twice[0]), "one layer in two roles", "a layer for each role", "")
+    return block
+
+
+def _conflict(block: Found, earlier: list[Found]) -> JaxfoldError | None:
+    """Why the block cannot be contracted beside the earlier ones. A producer may feed several norms."""
+    for other in earlier:
+        for role, keys in block.roles.items():
+            for other_role, other_keys in other.roles.items():
+                if keys == other_keys and not role == other_role == "producer":
+                    got = f"a {kind(role)} that is the {kind(other_role)} of the block of {join(other.producer)} too"
+                    return StructureError(join(keys), got, "a layer in one block only", "Contract either of them.")
+    return None
+
+
+def kind(role: str) -> str:
+    """``"consumer"`` for any of the consumers, else the role itself."""
+    return "consumer" if role.startswith("consumers") else role
