@@ -72,16 +72,17 @@ def certificate_table(certificate: Certificate) -> Table:
 
 def fold_text(report: FoldReport) -> str:
     """The table of the blocks, then the reasons, the notes and the patterns that matched nothing, a line each."""
-    result = table("block", "d/n/m", "parameters", "", "saved", "error")
+    result = table("block", "d/n/m", "parameters", "saved", "error", "original's")
     for row in report.rows:
         result.add_row(_name(row), *_figures(row))
     before, after = report.parameters
-    result.caption = (
-        f"{len(report.contracted)} of {len(report.rows)} blocks contracted; the whole tree has {before:,} → {after:,} "
-        f"parameters, {report.bytes[0]:,} → {report.bytes[1]:,} bytes"
-    )
-    lines = [render(result, width=140)]
+    lines = [
+        render(result, width=160),
+        f"{len(report.contracted)} of {len(report.rows)} blocks contracted; the whole tree: {before:,} → {after:,} "
+        f"parameters, {report.bytes[0]:,} → {report.bytes[1]:,} bytes",
+    ]
     lines += [f"{row.producer}: left alone. {row.reason}" for row in report.skipped]
+    lines += [f"{row.producer}: it stays, and is counted" for row in report.contracted if row.keep_producer]
     lines += [f"{row.producer}: {note}" for row in report.rows for note in row.notes]
     lines += [f"{pattern}: matched nothing" for pattern in report.unmatched]
     return "\n".join(lines)
@@ -94,9 +95,11 @@ def _name(row: FoldRow) -> str:
 
 def _figures(row: FoldRow) -> tuple[str, ...]:
     if row.original is None or row.contracted is None or row.outputs is None:
-        return "", "", "skipped", "", ""
+        return ("", "left alone")
     outputs = sum(math.prod(features) for features in row.outputs)
     before, after = row.original.parameters, row.contracted.parameters
-    error = f"{row.certificate.outputs.contracted_max:.0e}" if row.certificate else ""
-    kept = "producer stays" if row.keep_producer else ""
-    return f"{row.features}/{row.width}/{outputs}", f"{before:,} → {after:,}", kept, f"{1 - after / before:.0%}", error
+    sizes = f"{row.features}/{row.width}/{outputs}", f"{before:,} → {after:,}", f"{1 - after / before:.0%}"
+    if row.certificate is None:
+        return sizes
+    errors = row.certificate.outputs
+    return (*sizes, f"{errors.contracted_max:.0e}", f"{errors.original_max:.0e}")
