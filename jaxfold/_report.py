@@ -73,6 +73,7 @@ def certificate_table(certificate: Certificate) -> Table:
 def fold_text(report: FoldReport) -> str:
     """The table of the blocks, then the reasons, the notes and the patterns that matched nothing, a line each."""
     result = table("block", "d/n/m", "parameters", "saved", "error", "original's")
+    result.columns[0].no_wrap, result.columns[0].overflow = False, "fold"  # a path may be long; figures stay whole
     for row in report.rows:
         result.add_row(_name(row), *_figures(row))
     before, after = report.parameters

@@ -1,0 +1,168 @@
+"""Eight virtual devices: evaluating, contracting and training with sharded arrays."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxfold
+from jaxfold import BlockPaths, contract_tree
+from tests.factories import make_case
+from tests.reference import row_errors, two_pass
+
+CASE = make_case(8, 64, (4, 6), rows=32, dtype=np.float32)
+EPS = 1e-3
+# float32: a dozen roundings of 2⁻²⁴ and sums of some 10 terms.
+FLOAT32 = 5e-6
+SPECS = {
+    "up": {"kernel": P("data", "model"), "bias": P("model")},
+    "norm": {"scale": P("model"), "bias": P("model")},
+    "down": {"kernel": P("model", "data"), "bias": P("data")},
+}
+TREE = {"up": CASE.producer, "norm": CASE.norm, "down": CASE.consumer}
+PATHS = BlockPaths(producer="up", norm="norm", consumers="down", epsilon=EPS)
+
+
+@pytest.fixture
+def mesh() -> Any:
+    assert jax.device_count() == 8
+    return jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+
+
+def put(tree: Any, mesh: Any, specs: Any) -> Any:
+    return jax.tree.map(lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)), tree, specs)
+
+
+def spec_of(leaf: Any) -> tuple[Any, ...]:
+    return tuple(leaf.sharding.spec) + (None,) * (leaf.ndim - len(leaf.sharding.spec))
+
+
+def block(form: Any = "direct") -> jaxfold.Contraction:
+    return jax.tree.map(jnp.asarray, jaxfold.contract(*CASE.layers, epsilon=EPS, form=form))
+
+
+def right(outputs: Any) -> bool:
+    truth = two_pass(*CASE.layers, CASE.x, epsilon=EPS)
+    return bool(row_errors(truth, outputs, 2).max() < FLOAT32)
+
+
+def collectives(function: Any, *arguments: Any) -> list[str]:
+    text = jax.jit(function).lower(*arguments).compile().as_text()
+    return re.findall(r"(?:all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?=[-\w]*\()", text)
+
+
+@pytest.mark.parametrize("form", ["direct", "packed", "standard"])
+def test_data_parallel(mesh: Any, form: Any) -> None:
+    """Every device evaluates its own rows; nothing is exchanged."""
+    contraction = jax.device_put(block(form), NamedSharding(mesh, P()))
+    x = jax.device_put(CASE.x, NamedSharding(mesh, P(("data", "model"))))
+    outputs = jax.jit(jaxfold.apply)(contraction, x)
+    assert right(outputs)
+    assert not right(outputs[::-1])
+    assert outputs.sharding.is_equivalent_to(NamedSharding(mesh, P(("data", "model"))), outputs.ndim)
+    assert collectives(jaxfold.apply, contraction, x) == []
+
+
+@pytest.mark.parametrize("form", ["direct", "packed", "standard"])
+def test_output_features_sharded(mesh: Any, form: Any) -> None:
+    """Every device has its own columns of D; the scalar is computed by each, from the narrow input."""
+    contraction = jax.device_put(block(form), NamedSharding(mesh, P()))
+    consumer = {
+        "kernel": jax.device_put(contraction.params["consumer"]["kernel"], NamedSharding(mesh, P(None, None, "model")))
+    }
+    if form == "standard":
+        consumer["bias"] = jax.device_put(contraction.params["consumer"]["bias"], NamedSharding(mesh, P(None, "model")))
+    params = {"denominator": contraction.params["denominator"], "consumer": consumer}
+    contraction = jaxfold.Contraction(params, 64, EPS, "layernorm", form)
+    for rows in (P(), P("data")):
+        x = jax.device_put(CASE.x, NamedSharding(mesh, rows))
+        outputs = jax.jit(jaxfold.apply)(contraction, x)
+        assert right(outputs)
+        expected = NamedSharding(mesh, P(*(rows or (None,)), None, "model"))
+        assert outputs.sharding.is_equivalent_to(expected, 3)
+        assert collectives(jaxfold.apply, contraction, x) == []
+
+
+@pytest.mark.parametrize(
+    ("form", "kernel"), [("direct", ("data", None)), ("packed", (None,)), ("standard", ("data", None))]
+)
+def test_contract_places_like_its_sources(mesh: Any, form: Any, kernel: Any) -> None:
+    sources = put(TREE, mesh, SPECS)
+    contraction = jaxfold.contract(sources["up"], sources["norm"], sources["down"], epsilon=EPS, form=form)
+    denominator, consumer = contraction.params["denominator"], contraction.params["consumer"]
+    assert spec_of(denominator["kernel"]) == kernel
+    assert spec_of(denominator["bias"]) == (None,)
+    assert spec_of(consumer["kernel"]) == (None, "data", None)
+    if form == "standard":
+        assert spec_of(consumer["bias"]) == ("data", None)
+    host = jaxfold.contract(*CASE.layers, epsilon=EPS, form=form)
+    for ours, theirs in zip(jax.tree.leaves(contraction.params), jax.tree.leaves(host.params), strict=True):
+        assert ours.sharding.mesh == mesh
+        np.testing.assert_array_equal(ours, theirs)
+    assert right(jaxfold.apply(contraction, jax.device_put(CASE.x, NamedSharding(mesh, P("data")))))
+    for other in ("direct", "packed"):
+        converted = jaxfold.convert(contraction, other)
+        assert spec_of(converted.params["consumer"]["kernel"]) == (None, "data", None)
+        assert spec_of(converted.params["denominator"]["kernel"])[0] in (None, kernel[0])
+
+
+def test_contract_tree_on_a_sharded_state(mesh: Any) -> None:
+    tree = {**put(TREE, mesh, SPECS), "embed": jax.device_put(np.ones((16, 8)), NamedSharding(mesh, P("data")))}
+    new, report = contract_tree(tree, PATHS, strict=True)
+    assert new["embed"] is tree["embed"]
+    assert spec_of(new["up"]["denominator"]["kernel"]) == ("data", None)
+    assert spec_of(new["up"]["consumer"]["kernel"]) == (None, "data", None)
+    assert report.rows[0].certificate is not None
+    contraction = jaxfold.Contraction(new["up"], 64, EPS, "layernorm", "direct")
+    assert right(jaxfold.apply(contraction, CASE.x))
+    for key, group in SPECS.items():
+        for leaf, spec in group.items():
+            assert tree[key][leaf].sharding.spec == spec
+
+
+def test_stack_sharded_over_its_layers(mesh: Any) -> None:
+    stacked = jax.tree.map(lambda leaf: np.stack([leaf] * 4), TREE)
+    specs = jax.tree.map(lambda leaf: P("data"), stacked)
+    sources = put(stacked, mesh, specs)
+    contraction = jaxfold.contract(sources["up"], sources["norm"], sources["down"], epsilon=EPS, stacked=True)
+    for leaf in jax.tree.leaves(contraction.params):
+        assert spec_of(leaf) == ("data",) + (None,) * (leaf.ndim - 1)
+    outputs = jax.jit(jax.vmap(jaxfold.apply, (0, None)))(contraction, CASE.x)
+    assert all(right(output) for output in outputs)
+
+
+def test_on_the_device_that_the_sources_are_on() -> None:
+    third = jax.devices()[3]
+    sources = jax.device_put(TREE, third)
+    contraction = jaxfold.contract(sources["up"], sources["norm"], sources["down"], epsilon=EPS)
+    assert {device for leaf in jax.tree.leaves(contraction) for device in leaf.devices()} == {third}
+    uncommitted = jax.tree.map(jnp.asarray, TREE)
+    contraction = jaxfold.contract(uncommitted["up"], uncommitted["norm"], uncommitted["down"], epsilon=EPS)
+    jaxfold.apply(contraction, jax.device_put(CASE.x, third))  # would fail if the contraction were pinned elsewhere
+
+
+def test_training_step_over_a_sharded_batch(mesh: Any) -> None:
+    """The gradients of a data-parallel step are those on one device, and those of the original's two passes."""
+
+    def loss(tree: Any, x: Any, traced: bool) -> Any:
+        layers = tree["up"], tree["norm"], tree["down"]
+        if traced:
+            return jnp.mean(jaxfold.apply(jaxfold.contract_traced(*layers, epsilon=EPS), x) ** 2)
+        return jnp.mean(jaxfold.Block(*layers, epsilon=EPS)(x) ** 2)
+
+    one = jax.tree.map(jnp.asarray, TREE)
+    expected = jax.grad(loss)(one, jnp.asarray(CASE.x), False)
+    tree = jax.device_put(TREE, NamedSharding(mesh, P()))
+    x = jax.device_put(CASE.x, NamedSharding(mesh, P("data")))
+    sharded = jax.jit(jax.grad(loss), static_argnums=2)(tree, x, True)
+    for ours, theirs in zip(jax.tree.leaves(sharded), jax.tree.leaves(expected), strict=True):
+        size = float(jnp.abs(theirs).max())
+        # Sums over 32 rows and 64 features, each to 2⁻²⁴, and the conditioning of the block.
+        assert float(jnp.abs(ours - theirs).max()) < 2e-5 * size
