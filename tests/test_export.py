@@ -1,0 +1,103 @@
+"""Deployment: an artefact of jax.export, called where jaxfold is not installed."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import export
+
+import jaxfold
+from tests.factories import make_case
+from tests.reference import row_errors, two_pass
+
+CASE = make_case(8, 64, (4, 6), dtype=np.float32)
+KEY = make_case(8, 64, 5, seed=3, dtype=np.float32).consumer
+EPS = 1e-3
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+# float32: a dozen roundings of 2⁻²⁴ and sums of some 10 terms.
+FLOAT32 = 5e-6
+
+SERVER = """
+import sys
+sys.modules["jaxfold"] = None  # an import of it would fail
+import numpy as np
+from jax import export
+blob, inputs, outputs = sys.argv[1:]
+exported = export.deserialize(open(blob, "rb").read())
+with np.load(inputs) as given:
+    results = [exported.call(given[name]) for name in given.files]
+flat = {f"{index}/{name}": value for index, result in enumerate(results)
+        for name, value in (result.items() if isinstance(result, dict) else [("", result)])}
+np.savez(outputs, **flat)
+assert "jaxfold" not in {name for name, module in sys.modules.items() if module is not None}
+"""
+
+
+def serve(exported: Any, batches: list[np.ndarray], folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """What a process without jaxfold returns for each batch."""
+    (folder / "block").write_bytes(exported.serialize())
+    np.savez(folder / "inputs.npz", *batches)
+    command = [sys.executable, "-c", SERVER, *(str(folder / name) for name in ("block", "inputs.npz", "outputs.npz"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    with np.load(folder / "outputs.npz") as outputs:
+        return dict(outputs)
+
+
+def symbolic(features: int = 8) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(export.symbolic_shape(f"batch, {features}"), np.float32)
+
+
+@pytest.mark.parametrize("form", ["direct", "packed", "standard"])
+def test_served_without_jaxfold(form: Any, tmp_path: pathlib.Path) -> None:
+    """One artefact for four platforms and any batch."""
+    block = jaxfold.contract(*CASE.layers, epsilon=EPS, form=form)
+    exported = export.export(jax.jit(functools.partial(jaxfold.apply, block)), platforms=PLATFORMS)(symbolic())
+    assert exported.platforms == PLATFORMS
+    batches = [CASE.x, CASE.x[:1], CASE.x[:7]]
+    outputs = serve(exported, batches, tmp_path)
+    for index, x in enumerate(batches):
+        served = outputs[f"{index}/"]
+        truth = two_pass(*CASE.layers, x, epsilon=EPS)
+        assert served.shape == truth.shape
+        assert (row_errors(truth, served, 2) < FLOAT32).all()
+    assert not (row_errors(truth := two_pass(*CASE.layers, CASE.x, epsilon=2 * EPS), outputs["0/"], 2) < FLOAT32).all()
+    assert truth.shape == (33, 4, 6)
+
+
+def test_several_consumers(tmp_path: pathlib.Path) -> None:
+    block = jaxfold.contract(CASE.producer, CASE.norm, {"query": CASE.consumer, "key": KEY}, epsilon=EPS)
+    exported = export.export(jax.jit(functools.partial(jaxfold.apply, block)), platforms=PLATFORMS)(symbolic())
+    outputs = serve(exported, [CASE.x], tmp_path)
+    for name, consumer in (("query", CASE.consumer), ("key", KEY)):
+        truth = two_pass(CASE.producer, CASE.norm, consumer, CASE.x, epsilon=EPS)
+        assert row_errors(truth, outputs[f"0/{name}"], consumer["kernel"].ndim - 1).max() < FLOAT32
+
+
+def test_parameters_as_an_argument(tmp_path: pathlib.Path) -> None:
+    """One artefact for all blocks of these sizes: the parameters come with the call, as in a training checkpoint."""
+    block = jaxfold.contract(*CASE.layers, epsilon=EPS)
+
+    def call(params: Any, x: Any) -> Any:
+        return jaxfold.apply(jaxfold.Contraction(params, 64, EPS, "layernorm", "direct"), x)
+
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), block.params)
+    exported = export.deserialize(export.export(jax.jit(call), platforms=PLATFORMS)(shapes, symbolic()).serialize())
+    truth = two_pass(*CASE.layers, CASE.x, epsilon=EPS)
+    assert row_errors(truth, exported.call(block.params, CASE.x), 2).max() < FLOAT32
+
+
+def test_gradients_of_an_artefact() -> None:
+    block = jaxfold.contract(*CASE.layers, epsilon=EPS)
+    apply = jax.jit(functools.partial(jaxfold.apply, block))
+    exported = export.deserialize(export.export(apply, platforms=PLATFORMS)(symbolic()).serialize(vjp_order=1))
+    ours = jax.grad(lambda x: exported.call(x).sum())(CASE.x)
+    theirs = jax.grad(lambda x: apply(x).sum())(CASE.x)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=FLOAT32 * float(np.abs(theirs).max()))
