@@ -80,6 +80,8 @@ def _check_dtype(name: str, leaf: Any) -> Any:
     if dtype not in STORAGE_DTYPES:
         small = jnp.issubdtype(dtype, jnp.integer) or dtype.itemsize == 1
         hint = "Dequantise the leaf first: its scales are not part of the block." if small else "Cast it first."
+        if np.dtype(dtype) == np.dtype("V2"):
+            hint = "NumPy keeps bfloat16 as bytes of unknown meaning: restore it with leaf.view('bfloat16')."
         raise DtypeError(name, f"dtype {dtype}", _ACCEPTED, hint)
     return leaf
 

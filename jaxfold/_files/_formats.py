@@ -1,0 +1,91 @@
+"""Which format a path has, and reading and writing in any of them."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from jaxfold._errors import OptionError, StructureError
+from jaxfold._files._checkpoint import Checkpoint, nbytes
+from jaxfold._files._msgpack import read_msgpack, write_msgpack
+from jaxfold._files._npz import read_npz, write_npz
+from jaxfold._files._orbax import read_orbax, resident, write_orbax
+from jaxfold._files._output import replacing
+from jaxfold._files._progress import progress
+from jaxfold._files._safetensors import read_safetensors, write_safetensors
+
+SUFFIXES = {
+    ".npz": "npz",
+    ".msgpack": "msgpack",
+    ".flax": "msgpack",
+    ".safetensors": "safetensors",
+    ".orbax": "orbax",
+}
+READERS: dict[str, Callable[[pathlib.Path], Checkpoint]] = {
+    "npz": read_npz,
+    "msgpack": read_msgpack,
+    "safetensors": read_safetensors,
+    "orbax": read_orbax,
+}
+WRITERS: dict[str, Callable[[Any, pathlib.Path, Checkpoint, Callable[[int], None]], None]] = {
+    "npz": write_npz,
+    "msgpack": write_msgpack,
+    "safetensors": write_safetensors,
+    "orbax": write_orbax,
+}
+ACCEPTED = ".npz, .msgpack, .safetensors, or an Orbax directory"
+
+
+def read_checkpoint(path: pathlib.Path) -> Checkpoint:
+    """Reads the structure of a checkpoint, with leaves that load on demand.
+
+    Raises:
+        OptionError: if there is nothing at the path.
+        StructureError: if its format is unknown, or it is not whole.
+    """
+    if not path.exists():
+        raise OptionError("checkpoint", f"{path}, which is not there", f"a checkpoint: {ACCEPTED}", "")
+    return READERS[_format_of(path)](path)
+
+
+def _format_of(path: pathlib.Path) -> str:
+    if path.is_dir():
+        return "orbax"
+    known = SUFFIXES.get(path.suffix.lower())
+    if known is not None and known != "orbax":
+        return known
+    with path.open("rb") as file:
+        head = file.read(9)
+    if head[:4] == b"PK\3\4":
+        return "npz"
+    if head[8:] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32:
+        return "safetensors"
+    if head and (0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF)):  # a map, as Flax's checkpoint_0 is
+        return "msgpack"
+    raise StructureError(str(path), "a file of an unknown format", ACCEPTED, "")
+
+
+def format_to_write(out: pathlib.Path, source: Checkpoint) -> str:
+    """The format that the suffix of ``out`` names, else that of the source."""
+    return SUFFIXES.get(out.suffix.lower(), source.format)
+
+
+def write_checkpoint(tree: Any, target: pathlib.Path, source: Checkpoint, format: str, *, overwrite: bool) -> None:
+    """Writes a tree whose stored leaves are of ``source``: whole, or not at all.
+
+    Args:
+        tree: of nested dicts and lists.
+        target: as :func:`jaxfold._files._output.check_output` returned it.
+        source: the checkpoint that was read.
+        format: as :func:`format_to_write` returned it.
+        overwrite: whether what is at ``target`` may be replaced.
+
+    Raises:
+        StructureError, DtypeError: if the tree holds what the format has no place for.
+        OptionError: if something has come to be at ``target`` in the meantime.
+    """
+    with replacing(target, overwrite=overwrite) as beside, progress(f"writing {target.name}", nbytes(tree)) as advance:
+        if source.format == "orbax" != format:
+            tree = resident(tree, source)
+        WRITERS[format](tree, beside, source, advance)
