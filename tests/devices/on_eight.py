@@ -54,7 +54,7 @@ def right(outputs: Any) -> bool:
 
 
 def collectives(function: Any, *arguments: Any) -> list[str]:
-    text = jax.jit(function).lower(*arguments).compile().as_text()
+    text = jax.jit(function).lower(*arguments).compile().as_text() or ""
     return re.findall(r"(?:all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?=[-\w]*\()", text)
 
 

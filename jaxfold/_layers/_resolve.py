@@ -1,0 +1,77 @@
+"""From patterns of paths to the layers of each block, in a tree of modules."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from jaxfold._block._shape import consumer_path
+from jaxfold._errors import JaxfoldError, OptionError, StructureError
+from jaxfold._tree._paths import Keys, Path, fill, join, lookup, match, split
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """The keys of each layer of one block; a single consumer goes by the name None."""
+
+    producer: Keys
+    norm: Keys
+    consumers: dict[str | None, Keys]
+    to: Path | None
+
+    def labels(self) -> dict[str, str]:
+        """The path of each layer by the argument that it was given as."""
+        labels = {"producer": join(self.producer), "norm": join(self.norm)}
+        return labels | {consumer_path(name): join(keys) for name, keys in self.consumers.items()}
+
+    def rename(self, error: JaxfoldError) -> JaxfoldError:
+        """The error about ``norm.epsilon``, say, as one about ``encoder/norm.epsilon``."""
+        for role, path in self.labels().items():
+            if error.argument.startswith(role):
+                return error.at((path or "the model") + error.argument[len(role) :])
+        return error
+
+
+def resolve(tree: Any, producer: Any, norm: Any, consumers: Any, to: Any) -> Iterator[Resolved]:
+    """Each block that the patterns name in a tree of nested mappings.
+
+    Raises:
+        OptionError: if a path is malformed, or has another number of ``*`` than the producer's.
+        StructureError: if nothing matches the producer's path, or one of the others leads nowhere.
+    """
+    patterns = {"producer": split("producer", producer), "norm": split("norm", norm)}
+    if isinstance(consumers, Mapping):
+        if not consumers:
+            raise OptionError("consumers", "an empty mapping", "at least one consumer", "")
+        for name in consumers:
+            if not isinstance(name, str):
+                raise OptionError("consumers", f"the name {name!r}", "names that are strings", "")
+    named: Mapping[Any, Any] = consumers if isinstance(consumers, Mapping) else {None: consumers}
+    patterns |= {consumer_path(name): split(consumer_path(name), path) for name, path in named.items()}
+    target = None if to is None else split("to", to)
+    found = list(match(tree, patterns["producer"]))
+    if not found:
+        _nothing(tree, patterns["producer"])
+    for keys, captures in found:
+        at = {role: lookup(role, tree, fill(role, pattern, captures))[0] for role, pattern in patterns.items()}
+        yield Resolved(
+            producer=keys,
+            norm=at["norm"],
+            consumers={name: at[consumer_path(name)] for name in named},
+            to=None if target is None else as_path(fill("to", target, captures)),
+        )
+
+
+def _nothing(tree: Any, pattern: Keys) -> NoReturn:
+    if all("*" not in str(key) for key in pattern):
+        lookup("producer", tree, pattern)  # says where the path ends
+    there = ", ".join(repr(str(key)) for key in tree) or "none"
+    expected = f"one that a module matches; at the root there are {there}"
+    raise StructureError("producer", f"the pattern {join(pattern)!r}, which matches nothing", expected, "")
+
+
+def as_path(keys: Keys) -> Path:
+    """A path as :class:`jaxfold.BlockPaths` takes it, a string where that is unambiguous."""
+    plain = all(isinstance(key, int) or (isinstance(key, str) and key and "/" not in key) for key in keys)
+    return join(keys) if plain and keys else keys

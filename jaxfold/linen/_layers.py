@@ -1,0 +1,123 @@
+"""One Linen layer: its definition and its leaves, checked attribute by attribute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+from flax.linen.dtypes import promote_dtype
+
+from jaxfold._errors import OptionError, StructureError
+from jaxfold._layers._einsum import check_einsum
+from jaxfold._layers._layer import Affine, Norm, check_flags
+from jaxfold._layers._refuse import (
+    AFFINE_RULES,
+    ATTENTION_RULES,
+    NORM_RULES,
+    check_attributes,
+    match_class,
+    promotion_rule,
+    refuse_class,
+)
+
+AFFINE: dict[type, str] = {nn.Dense: "features", nn.DenseGeneral: "features", nn.Einsum: "shape"}
+NORMS: dict[type, Any] = {nn.LayerNorm: "layernorm", nn.RMSNorm: "rmsnorm"}
+ATTENTION: dict[type, str] = {nn.MultiHeadDotProductAttention: "", nn.MultiHeadAttention: "", nn.SelfAttention: ""}
+PROJECTIONS = ("query", "key", "value")
+
+_LAYER = "a Dense, DenseGeneral or Einsum: bound, or a pair (definition, params)"
+_NORM = "a LayerNorm or RMSNorm: bound, or a pair (definition, params)"
+_LIFTED = "For a layer that nn.vmap, nn.scan or nn.remat made, pass (the plain definition, its params)."
+
+
+def split(argument: str, layer: Any, expected: str) -> tuple[nn.Module, Mapping[str, Any] | None]:
+    """Definition and leaves of a layer; None for the leaves of one that is neither bound nor given with them."""
+    if isinstance(layer, tuple) and len(layer) == 2 and isinstance(layer[0], nn.Module):
+        module, params = layer
+        params = {} if params is None else params
+        if not isinstance(params, Mapping):
+            raise StructureError(argument, f"params that are a {type(params).__name__}", "a mapping of leaves", "")
+        if "params" in params:
+            hint = "Pass variables['params'], down to the layer."
+            raise StructureError(argument, "a dict of collections", "the leaves of the layer", hint)
+        return module, params
+    if not isinstance(layer, nn.Module):
+        refuse_class(argument, layer, expected)
+    return layer, None if layer.scope is None else layer.variables.get("params", {})
+
+
+def _require_leaves(argument: str, leaves: Any, expected: str, kind: str) -> Mapping[str, Any]:
+    if leaves is None:
+        hint = "A definition has no parameters: pass (definition, params['its_name']), or a layer of model.bind(...)."
+        raise StructureError(argument, f"a {kind} that is not bound", expected, hint)
+    return leaves
+
+
+def read_affine(argument: str, layer: Any) -> Affine:
+    """A Dense, DenseGeneral or Einsum."""
+    module, leaves = split(argument, layer, _LAYER)
+    features_attribute = match_class(argument, module, AFFINE, _LAYER, _LIFTED)
+    definition: Any = module
+    check_attributes(argument, definition, (*AFFINE_RULES, promotion_rule(promote_dtype)))
+    leaves = _require_leaves(argument, leaves, _LAYER, type(module).__name__)
+    check_flags(argument, leaves, bias=("use_bias", definition.use_bias))
+    if isinstance(definition, nn.Einsum):
+        check_einsum(f"{argument}.einsum_str", definition.einsum_str)
+        declared = tuple(definition.shape)
+    else:
+        features = definition.features
+        declared = (None, *features) if isinstance(features, (tuple, list)) else (None, features)
+    return Affine(leaves, declared, features_attribute, definition.dtype, definition.precision)
+
+
+def read_norm(argument: str, layer: Any) -> Norm:
+    """A LayerNorm or RMSNorm; one without parameters may be its definition alone."""
+    module, leaves = split(argument, layer, _NORM)
+    norm_type = match_class(argument, module, NORMS, _NORM, _LIFTED)
+    definition: Any = module
+    check_attributes(argument, definition, NORM_RULES)
+    use_bias = getattr(definition, "use_bias", False)
+    if leaves is None and not (definition.use_scale or use_bias):
+        leaves = {}
+    leaves = _require_leaves(argument, leaves, _NORM, type(module).__name__)
+    check_flags(argument, leaves, scale=("use_scale", definition.use_scale), bias=("use_bias", use_bias))
+    return Norm(leaves, definition.epsilon, norm_type, definition.dtype)  # pyright: ignore[reportArgumentType]
+
+
+def is_attention(module: Any) -> bool:
+    return isinstance(module, tuple(ATTENTION))
+
+
+def read_consumers(consumers: Any) -> dict[str | None, Affine]:
+    """One layer, an attention module for its three projections, or a mapping of names to layers."""
+    if isinstance(consumers, Mapping):
+        for name in consumers:
+            if not isinstance(name, str):
+                raise StructureError("consumers", f"the name {name!r}", "names that are strings", "")
+        if not consumers:
+            raise StructureError("consumers", "an empty mapping", "at least one consumer", "")
+        return {name: read_affine(f"consumers[{name!r}]", layer) for name, layer in consumers.items()}
+    definition = consumers[0] if isinstance(consumers, tuple) and consumers else consumers
+    if is_attention(definition):
+        return _read_attention(*split("consumers", consumers, _LAYER))
+    return {None: read_affine("consumers", consumers)}
+
+
+def _read_attention(module: Any, leaves: Any) -> dict[str | None, Affine]:
+    match_class("consumers", module, ATTENTION, _LAYER, _LIFTED)
+    check_attributes("consumers['query']", module, ATTENTION_RULES)
+    leaves = _require_leaves("consumers", leaves, _LAYER, type(module).__name__)
+    qkv_features, heads = module.qkv_features, module.num_heads
+    if qkv_features is not None and qkv_features % heads:
+        raise OptionError("consumers.qkv_features", f"{qkv_features}", f"a multiple of num_heads, {heads}", "")
+    head_dim = None if qkv_features is None else qkv_features // heads
+    read: dict[str | None, Affine] = {}
+    for name in PROJECTIONS:
+        group = leaves.get(name)
+        if not isinstance(group, Mapping):
+            raise StructureError(f"consumers[{name!r}]", "nothing", "the leaves of the projection", "")
+        check_flags(f"consumers[{name!r}]", group, bias=("use_bias", module.use_bias))
+        declared = (None, heads, head_dim)
+        read[name] = Affine(group, declared, "num_heads", module.dtype, module.precision)
+    return read

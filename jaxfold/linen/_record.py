@@ -1,0 +1,102 @@
+"""One abstract run of a Linen model: which module was called with what, and what it returned.
+
+Arrays are told apart by identity. Within one trace the array that a layer returns is the object that the next one
+receives, unless something was computed in between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from jaxfold._errors import StructureError
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of a module. It holds the arrays, so that no later one gets the identity of one of them."""
+
+    module: Any
+    path: tuple[str, ...]
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    masked: bool
+    is_call: bool
+
+    def reads(self, arrays: set[int]) -> bool:
+        return any(id(array) in arrays for array in self.inputs)
+
+    def returns(self, arrays: set[int]) -> bool:
+        return any(id(array) in arrays for array in self.outputs)
+
+    def passes_through(self) -> bool:
+        """Whether it returns what it was given, as a Dropout does that is not in training mode."""
+        given = {id(array) for array in self.inputs}
+        return bool(self.outputs) and all(id(array) in given for array in self.outputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The calls of a run in the order in which they ended, and the params that init would make, as shapes."""
+
+    calls: list[Call]
+    params: Any
+
+    def of(self, path: tuple[Any, ...]) -> list[Call]:
+        """The calls of the module at a path."""
+        return [call for call in self.calls if call.path == path and call.is_call]
+
+    def modules(self) -> dict[str, Any]:
+        """The paths of all modules, as nested dicts of names."""
+        tree: dict[str, Any] = {}
+        for call in self.calls:
+            node = tree
+            for name in call.path:
+                node = node.setdefault(name, {})
+        return tree
+
+
+def record(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record:
+    """Runs ``model.init`` without computing anything.
+
+    Raises:
+        StructureError: if ``model`` is no Linen module.
+    """
+    if not isinstance(model, nn.Module):
+        hint = "For an NNX model there is jaxfold.nnx.block_paths." if hasattr(model, "eval") else ""
+        raise StructureError("model", f"a {type(model).__name__}", "a flax.linen.Module", hint)
+    calls: list[Call] = []
+
+    def intercept(next_call: Any, call_args: Any, call_kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        outputs = next_call(*call_args, **call_kwargs)
+        calls.append(
+            Call(
+                module=context.module,
+                path=tuple(context.module.path),
+                inputs=_arrays((call_args, call_kwargs)),
+                outputs=_arrays(outputs),
+                masked=call_kwargs.get("mask") is not None,
+                is_call=context.method_name == "__call__",
+            )
+        )
+        return outputs
+
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    traced = [hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves]
+
+    def init(arrays: list[Any]) -> Any:
+        rest = iter(arrays)
+        merged = [next(rest) if array else leaf for leaf, array in zip(leaves, traced, strict=True)]
+        call_args, call_kwargs = jax.tree.unflatten(structure, merged)
+        with nn.intercept_methods(intercept):
+            return model.init(jax.random.key(0), *call_args, **call_kwargs)
+
+    arrays = [leaf for leaf, array in zip(leaves, traced, strict=True) if array]
+    return Record(calls, jax.eval_shape(init, arrays).get("params", {}))
+
+
+def _arrays(tree: Any) -> tuple[Any, ...]:
+    return tuple(leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
