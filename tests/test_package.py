@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.metadata
 import importlib.resources
 import inspect
+import operator
 import pathlib
 import re
 import subprocess
@@ -15,6 +17,8 @@ from typing import Any
 import pytest
 
 import jaxfold
+import jaxfold.linen
+import jaxfold.nnx
 
 NAMES = (
     *("apply", "contract", "contract_traced", "contract_tree", "convert", "plan", "verify"),
@@ -48,10 +52,21 @@ def test_init_holds_nothing_but_exports() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+LIBRARIES = ("ContractedDense", "block", "block_paths", "contract", "isometry")
+
+
+@pytest.mark.parametrize("library", ["linen", "nnx"])
+def test_public_names_of_the_libraries(library: str) -> None:
+    module = importlib.import_module(f"jaxfold.{library}")
+    names = {name for name, value in vars(module).items() if not (name.startswith("_") or inspect.ismodule(value))}
+    assert names == set(LIBRARIES)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *(f"{library}.{n}" for library in ("linen", "nnx") for n in LIBRARIES)])
 def test_documentation(name: str) -> None:
     """A docstring of its own, with an example for whatever a user calls or gets; the errors share their base's."""
-    value: Any = getattr(jaxfold, name)
+    value: Any = operator.attrgetter(name)(jaxfold)
+    name = name.split(".")[-1]
     doc = value.__dict__.get("__doc__") if inspect.isclass(value) else value.__doc__
     assert doc
     assert not doc.startswith(f"{name}(")  # what dataclasses write by themselves
@@ -178,10 +193,12 @@ def test_reads_nothing_but_its_own_data(path: str) -> None:
 def test_importing_it_changes_nothing() -> None:
     """No option of JAX is touched."""
     code = """
+import sys
 import jax
 before = dict(jax.config.values)
 import jaxfold
 assert dict(jax.config.values) == before
+assert not {"jaxfold.linen", "jaxfold.nnx"} & set(sys.modules), "each is for whoever imports it"
 print(jaxfold.plan({"kernel": (2, 8)}, None, {"kernel": (8, 4)}).direct.parameters)
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfold._algebra._triangle import pack_triangle
+from jaxfold._errors import OptionError
 from jaxfold._layers._layout import Layout
 
 Initializer = Callable[..., Any]
@@ -28,11 +30,16 @@ def isometry(width: int) -> Initializer:
     Returns:
         An initialiser ``(key, shape, dtype)``; it ignores the key.
 
+    Raises:
+        OptionError: if ``width`` is no integer above 0.
+
     Example:
         >>> import jax, jaxfold.linen
         >>> jaxfold.linen.isometry(8)(jax.random.key(0), (2, 3))
         Array([[2., 0., 0.], [0., 2., 0.]], dtype=float32)
     """
+    if not isinstance(width, (int, np.integer)) or isinstance(width, bool) or width < 1:
+        raise OptionError("width", repr(width), "the original's width, an integer above 0", "")
 
     def init(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
         return math.sqrt(width / shape[0]) * jnp.eye(*shape, dtype=dtype)

@@ -255,3 +255,9 @@ def test_refused_equations(equation: str) -> None:
     with pytest.raises(jaxfold.OptionError) as caught:
         check_einsum("consumers.einsum_str", equation)
     assert caught.value.argument == "consumers.einsum_str"
+
+
+@pytest.mark.parametrize("width", [0, -1, 2.0, True, "8"])
+def test_initialiser_of_no_width(width: Any) -> None:
+    with pytest.raises(jaxfold.OptionError, match=r"width: got .*; expected the original's width, an integer above 0"):
+        jaxfold.linen.isometry(width)
