@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -82,24 +83,34 @@ def fold_text(report: FoldReport) -> str:
         f"{len(report.contracted)} of {len(report.rows)} blocks contracted; the whole tree: {before:,} → {after:,} "
         f"parameters, {report.bytes[0]:,} → {report.bytes[1]:,} bytes",
     ]
-    lines += [f"{row.producer}: left alone. {row.reason}" for row in report.skipped]
+    lines += [f"{_place(row)}: left alone. {row.reason}" for row in report.skipped]
     lines += [f"{row.producer}: it stays, and is counted" for row in report.contracted if row.keep_producer]
     lines += [f"{row.producer}: {note}" for row in report.rows for note in row.notes]
-    lines += [f"{pattern}: matched nothing" for pattern in report.unmatched]
+    hints = report.hints or ("",) * len(report.unmatched)
+    lines += [f"{p}: matched nothing. {hint}".rstrip() for p, hint in zip(report.unmatched, hints, strict=True)]
     return "\n".join(lines)
 
 
 def _name(row: FoldRow) -> str:
     times = f", {row.stack} times" if row.stack else ""
-    return f"{row.producer} → {row.to}{times}" if row.to else row.producer
+    return (f"{row.producer} → {row.to}" if row.to else _place(row)) + times
+
+
+def _place(row: FoldRow) -> str:
+    """Where it was found: in the tree, or in the code, whose files are shown without their folders."""
+    if not row.source:
+        return row.producer
+    *module, line = row.source.split(" at ")
+    return " at ".join([*module, re.sub(r"^.*[/\\]", "", line)])
 
 
 def _figures(row: FoldRow) -> tuple[str, ...]:
-    if row.original is None or row.contracted is None or row.outputs is None:
-        return ("", "left alone")
-    outputs = sum(math.prod(features) for features in row.outputs)
+    outputs = "" if row.outputs is None else f"/{sum(math.prod(features) for features in row.outputs)}"
+    known = "" if row.width is None else f"{'' if row.features is None else row.features}/{row.width}{outputs}"
+    if row.original is None or row.contracted is None:
+        return (known, "left alone")
     before, after = row.original.parameters, row.contracted.parameters
-    sizes = f"{row.features}/{row.width}/{outputs}", f"{before:,} → {after:,}", f"{1 - after / before:.0%}"
+    sizes = known, f"{before:,} → {after:,}", f"{1 - after / before:.0%}"
     if row.certificate is None:
         return sizes
     errors = row.certificate.outputs

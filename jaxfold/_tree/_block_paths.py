@@ -24,8 +24,11 @@ class BlockPaths:
     Attributes:
         producer: path of ``{"kernel"[, "bias"]}``.
         norm: path of ``{["scale"][, "bias"]}``, or None for a norm without parameters.
-        consumers: path of one consumer, or a mapping of names to such.
-        epsilon, norm_type, unit_offset, stacked: as for :func:`jaxfold.contract`.
+        consumers: path of one consumer, or a mapping of names to such. The path of an attention module, which holds
+            ``query``, ``key`` and ``value``, stands for these three.
+        norm_type: ``"layernorm"`` or ``"rmsnorm"``. It may be left out for a norm with a bias, which is a LayerNorm;
+            without one, leaves cannot tell.
+        epsilon, unit_offset, stacked: as for :func:`jaxfold.contract`.
         keep_producer: whether something else reads the producer's output, a residual say. It stays in the tree then,
             and is counted.
         to: where the contracted block goes. By default in the place of its producer, or of the norm if the producer
@@ -46,7 +49,7 @@ class BlockPaths:
     norm: Path | None
     consumers: Path | Mapping[str, Path]
     epsilon: float
-    norm_type: NormType = "layernorm"
+    norm_type: NormType | None = None
     unit_offset: bool = False
     stacked: bool = False
     keep_producer: bool = False
@@ -54,7 +57,8 @@ class BlockPaths:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
-        choose("norm_type", self.norm_type, NORM_TYPES)
+        if self.norm_type is not None:
+            choose("norm_type", self.norm_type, NORM_TYPES)
         for name in ("unit_offset", "stacked", "keep_producer"):
             flag(name, getattr(self, name))
         if isinstance(self.consumers, Mapping):

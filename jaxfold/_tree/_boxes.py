@@ -7,7 +7,7 @@ it has kept and None for the others; those in turn are said, because whoever lai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -38,6 +38,15 @@ def boxed(found: Found) -> Any:
     return structure.unflatten([rebox(source, leaf, axes) for leaf, (_, source, axes) in pairs])
 
 
+def bare(leaf: Any) -> Any:
+    """The array in a box; also in ``{"value": array}``, which is what checkpoints make of an nnx.Variable."""
+    return unbox(leaf["value"] if _is_saved_variable(leaf) else leaf)
+
+
+def _is_saved_variable(leaf: Any) -> bool:
+    return isinstance(leaf, Mapping) and set(leaf) == {"value"} and not isinstance(leaf["value"], Mapping)
+
+
 def axis_names(leaf: Any) -> tuple[Any, ...] | None:
     """The names in the box of a leaf, one for each axis; ``None`` if it has no box or the box no names."""
     names = getattr(leaf, "names", None) if isinstance(leaf, AxisMetadata) else _metadata(leaf)[1]
@@ -55,6 +64,8 @@ def _metadata(leaf: Any) -> tuple[str, Any]:
 
 def rebox(leaf: Any, value: Any, axes: tuple[int | None, ...]) -> Any:
     """``value`` in a box like that of the source ``leaf``, which gave it the ``axes``; bare if that has none."""
+    if _is_saved_variable(leaf):
+        return {"value": rebox(leaf["value"], value, axes)}
     if unbox(leaf) is leaf:
         return value
     names = axis_names(leaf)

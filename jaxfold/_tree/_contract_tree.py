@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -17,15 +17,15 @@ from jax.typing import ArrayLike
 
 from jaxfold._block._block import Block
 from jaxfold._block._contract import contract_block
-from jaxfold._block._leaves import read_dtype, unbox
+from jaxfold._block._leaves import read_dtype
 from jaxfold._block._shape import FORMS, Form, choose, consumer_path, flag
 from jaxfold._block._verify import verify
 from jaxfold._errors import ConcretenessError, JaxfoldError, OptionError, StructureError
 from jaxfold._tree._block_paths import BlockPaths
-from jaxfold._tree._boxes import boxed
+from jaxfold._tree._boxes import bare, boxed
 from jaxfold._tree._containers import rebuild
 from jaxfold._tree._fold_report import FoldReport
-from jaxfold._tree._paths import join
+from jaxfold._tree._paths import Keys, join, reached, split
 from jaxfold._tree._placement import removed_paths, settle_places
 from jaxfold._tree._resolve import Found, resolve
 from jaxfold._tree._rows import make_row, places_of, size_of
@@ -33,7 +33,7 @@ from jaxfold._tree._rows import make_row, places_of, size_of
 
 def contract_tree(
     params: Any,
-    blocks: BlockPaths | Sequence[BlockPaths],
+    blocks: BlockPaths | Iterable[BlockPaths],
     *,
     form: Form = "direct",
     dtype: Any = None,
@@ -52,7 +52,7 @@ def contract_tree(
         params: nested dicts, FrozenDicts, ``nnx.State``, lists and tuples of arrays. Leaves may be boxed, as in
             ``nn.Partitioned`` or ``nnx.Param``; then so are the new ones, with the sharding names of the axes that
             survive. Leaves that are sharded arrays make coefficients that are sharded along those axes.
-        blocks: which layers make a block: one :class:`BlockPaths` or a sequence of them. Whether the model connects
+        blocks: which layers make a block: one :class:`BlockPaths` or several of them. Whether the model connects
             these layers so, and reads them nowhere else, a tree cannot tell.
         form, dtype, allow_growth: as for :func:`jaxfold.contract`.
         strict: whether a block that cannot be contracted, or a pattern that matches nothing, is an error rather than a
@@ -87,34 +87,44 @@ def contract_tree(
     storage = read_dtype(dtype)
     found, unmatched = resolve(params, specs)
     if strict and unmatched:
-        raise StructureError("blocks", f"the pattern {unmatched[0]!r}, which matches nothing", "a path in the tree", "")
-    given = dict(inputs or {})
-    feeds = Counter(block.producer for block in found)
+        got = f"the pattern {unmatched[0]!r}, which matches nothing"
+        raise StructureError("blocks", got, "a path in the tree", reached(params, split("blocks", unmatched[0])))
+    given = _inputs(inputs)
+    feeds = Counter(block.producer for block in found if not block.repeats)
     for block in found:
         keep = block.spec.keep_producer or feeds[block.producer] > 1
         block.to = block.to or (block.norm if keep else block.producer)
-        x = given.pop(join(block.producer), None)
+        x = given.pop(block.producer, None)
         if block.error is None:
             _contract(block, form, storage, allow_growth=allow_growth, keep_producer=keep)
             if block.error is None and (x is not None or rows):
                 _verify(block, x, rows)
     if given:
-        raise StructureError("inputs", f"the path {next(iter(given))!r}", "paths of producers in blocks", "")
+        raise StructureError("inputs", f"the path {join(next(iter(given)))!r}", "paths of producers in blocks", "")
     stays = settle_places(params, found)
     if strict and (failed := next((block.error for block in found if block.error), None)):
         raise failed
 
     good = [block for block in found if block.error is None and block.to]
-    new = rebuild(params, removed_paths(good, stays), {block.to: boxed(block) for block in good if block.to})
+    removed = removed_paths(good, stays)
+    new = rebuild(params, removed, {block.to: boxed(block) for block in good if block.to})
     places = places_of(params)
     before, after = size_of(params), size_of(new)
     rows_made = tuple(
-        make_row(block, form, storage, keep_producer=("producer", block.producer) in stays, places=places)
+        make_row(
+            block,
+            form,
+            storage,
+            keep_producer=("producer", block.producer) in stays,
+            places=places,
+            removed=removed,
+        )
         for block in found
     )
     return new, FoldReport(
         rows=rows_made,
         unmatched=tuple(unmatched),
+        hints=tuple(reached(params, split("blocks", pattern)) for pattern in unmatched),
         parameters=(before[0], after[0]),
         bytes=(before[1], after[1]),
     )
@@ -131,27 +141,41 @@ def _check(params: Any, blocks: Any, form: Any, allow_growth: Any, strict: Any, 
         raise StructureError(
             "params", f"a {type(params).__name__}", "a dict, FrozenDict, nnx.State, list or tuple", hint
         )
-    specs = [blocks] if isinstance(blocks, BlockPaths) else blocks
-    if not isinstance(specs, Sequence) or isinstance(specs, str):
-        raise OptionError("blocks", f"a {type(specs).__name__}", "a jaxfold.BlockPaths or a sequence of them", "")
+    if not isinstance(blocks, (BlockPaths, Iterable)) or isinstance(blocks, (str, Mapping)):
+        raise OptionError("blocks", f"a {type(blocks).__name__}", "a jaxfold.BlockPaths or several of them", "")
+    specs = [blocks] if isinstance(blocks, BlockPaths) else list(blocks)
     for index, spec in enumerate(specs):
         if not isinstance(spec, BlockPaths):
             raise OptionError(f"blocks[{index}]", f"a {type(spec).__name__}", "a jaxfold.BlockPaths", "")
-    return list(specs)
+    return specs
+
+
+def _inputs(inputs: Any) -> dict[Keys, Any]:
+    """The inputs by the keys of their producers."""
+    if not (inputs is None or isinstance(inputs, Mapping)):
+        raise OptionError("inputs", f"a {type(inputs).__name__}", "a mapping from paths of producers to arrays", "")
+    return {split("inputs", path): x for path, x in (inputs or {}).items()}
 
 
 def _contract(found: Found, form: Form, dtype: np.dtype | None, *, allow_growth: bool, keep_producer: bool) -> None:
     """Contracts one block, or says in ``found.error`` why not."""
     spec = found.spec
     groups = {role: _loaded(group) for role, group in found.groups.items()}
-    consumers = {name: groups[consumer_path(name)] for name in spec.names}
+    consumers = {name: groups[consumer_path(name)] for name in found.names}
     try:
+        if spec.norm_type is None and not (found.norm is not None and "bias" in groups["norm"]):
+            raise OptionError(
+                "norm_type",
+                "nothing",
+                "'layernorm' or 'rmsnorm'",
+                "A norm without a bias may be either: read it from the model's code.",
+            )
         found.block = Block(
             groups["producer"],
             groups.get("norm"),
             consumers.get(None, consumers),
             epsilon=spec.epsilon,
-            norm_type=spec.norm_type,
+            norm_type=spec.norm_type or "layernorm",
             unit_offset=spec.unit_offset,
             stacked=spec.stacked,
         )
@@ -183,9 +207,9 @@ def _loaded(group: Any) -> Any:
     """The leaves without boxes, and those that lie elsewhere, in a file say, as arrays."""
     if not isinstance(group, Mapping):
         return group
-    bare = {key: unbox(leaf) for key, leaf in group.items()}
-    lies = {key for key, leaf in bare.items() if not isinstance(leaf, (np.ndarray, jax.Array, jax.ShapeDtypeStruct))}
-    return {key: np.asarray(leaf) if key in lies and hasattr(leaf, "__array__") else leaf for key, leaf in bare.items()}
+    leaves = {key: bare(leaf) for key, leaf in group.items()}
+    lies = {key for key, leaf in leaves.items() if not isinstance(leaf, (np.ndarray, jax.Array, jax.ShapeDtypeStruct))}
+    return {k: np.asarray(leaf) if k in lies and hasattr(leaf, "__array__") else leaf for k, leaf in leaves.items()}
 
 
 def _path_of(found: Found, argument: str) -> str:

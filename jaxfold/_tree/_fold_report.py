@@ -27,11 +27,14 @@ class FoldRow:
         reason: why it was skipped; empty otherwise.
         features, width, outputs, stack: d, n, the output features of each consumer in order, and the number of layers
             that a stack holds; None where the leaves could not be read.
-        epsilon, norm_type, form, use_bias: what a ``ContractedDense`` in place of the block is made with.
+        epsilon, norm_type, form, use_bias: what a ``ContractedDense`` in place of the block is made with;
+            ``module_kwargs`` has all its arguments.
         keep_producer: whether the producer stays in the tree.
         original, contracted: costs before and after, with the producer included where it stays.
         certificate: errors against float64, or None if they were not measured.
         notes: sentences about sharding names and shared leaves.
+        parameters: paths of all parameters involved, where :func:`jaxfold.fold` found the block.
+        source: the module, if it has a name, and the line of code that the norm was traced from, likewise.
 
     Example:
         >>> import jaxfold
@@ -49,7 +52,7 @@ class FoldRow:
     decision: Decision
     reason: str
     epsilon: float
-    norm_type: NormType
+    norm_type: NormType | None
     form: Form
     to: str | None = None
     features: int | None = None
@@ -62,6 +65,24 @@ class FoldRow:
     contracted: Cost | None = None
     certificate: Certificate | None = None
     notes: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    source: str = ""
+
+    @property
+    def module_kwargs(self) -> dict[str, Any]:
+        """Arguments of the Linen ``ContractedDense`` in place of the block; that of NNX has ``in_features`` besides."""
+        if self.outputs is None:
+            return {}
+        outputs = [features[0] if len(features) == 1 else features for features in self.outputs]
+        several = not isinstance(self.consumers, str)
+        return {
+            "features": dict(zip(self.consumers, outputs, strict=True)) if several else outputs[0],
+            "width": self.width,
+            "epsilon": self.epsilon,
+            "use_bias": self.use_bias,
+            "norm_type": self.norm_type,
+            "form": self.form,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; a figure that is not finite becomes None."""
@@ -75,13 +96,14 @@ class FoldReport:
     Attributes:
         rows: a :class:`FoldRow` for every block, contracted or not, in the order of the tree within each pattern.
         unmatched: the patterns that no path of the tree matched.
+        hints: for each of them, where it stops to match and what is there.
         parameters, bytes: of the whole tree, before and after. An array that stands in two places counts once.
 
     Example:
         >>> import numpy as np, jaxfold
         >>> params = {"up": {"kernel": np.eye(2, 8)}, "down": {"kernel": np.ones((8, 4))}}
-        >>> block = jaxfold.BlockPaths(producer="up", norm=None, consumers="down", epsilon=1e-6)
-        >>> _, report = jaxfold.contract_tree(params, [block])
+        >>> block = jaxfold.BlockPaths(producer="up", norm=None, consumers="down", epsilon=1e-6, norm_type="rmsnorm")
+        >>> _, report = jaxfold.contract_tree(params, block)
         >>> report.parameters, [row.decision for row in report.rows]
         ((48, 16), ['contracted'])
     """
@@ -90,6 +112,7 @@ class FoldReport:
     unmatched: tuple[str, ...]
     parameters: tuple[int, int]
     bytes: tuple[int, int]
+    hints: tuple[str, ...] = ()
 
     @property
     def contracted(self) -> tuple[FoldRow, ...]:

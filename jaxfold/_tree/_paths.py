@@ -125,6 +125,23 @@ def settle(tree: Any, keys: Keys) -> Keys:
     return tuple(own)
 
 
+def reached(tree: Any, pattern: Keys) -> str:
+    """A sentence about where a pattern that matches nothing stops to match."""
+    end = next(
+        end for end in range(len(pattern) + 1) if end == len(pattern) or not any(match(tree, pattern[: end + 1]))
+    )
+    first = next(match(tree, pattern[:end]))[0]
+    there = [str(key) for key, _ in children(lookup("blocks", tree, first)[1])]
+    if not there:
+        return f"{join(first) or 'The tree'} has no keys."
+    shown = ", ".join(map(repr, there[:8])) + (", …" if len(there) > 8 else "")
+    flat = any("/" in key for key in there) or any("." in key for key in there)
+    hint = (
+        " The tree is flat: nest it first, as flax.traverse_util.unflatten_dict(params, sep=...) does." if flat else ""
+    )
+    return f"{join(first) or 'Its root'} has the keys {shown}.{hint}"
+
+
 def match(tree: Any, pattern: Keys) -> Iterator[tuple[Keys, tuple[str, ...]]]:
     """Every path of the tree that the pattern matches, in the tree's order, and what each ``*`` stood for."""
     if not pattern:

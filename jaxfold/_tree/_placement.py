@@ -19,7 +19,8 @@ def settle_places(params: Any, found: list[Found]) -> Stays:
     """
     while True:
         good = [block for block in found if not block.error]
-        stays = {(kind(role), keys) for block in found if block.error for role, keys in block.roles.items()}
+        alone = [block for block in found if block.error and not block.repeats]
+        stays = {(kind(role), keys) for block in alone for role, keys in block.roles.items()}
         stays |= {("producer", block.producer) for block in good if block.spec.keep_producer}
         removed = removed_paths(good, stays)
         for index, block in enumerate(good):

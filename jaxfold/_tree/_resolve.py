@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxfold._block._block import Block
@@ -13,6 +13,8 @@ from jaxfold._block._verify import Certificate
 from jaxfold._errors import JaxfoldError, StructureError
 from jaxfold._tree._block_paths import BlockPaths
 from jaxfold._tree._paths import Keys, fill, join, lookup, match, settle, split
+
+PROJECTIONS = ("query", "key", "value")
 
 
 @dataclasses.dataclass(eq=False)
@@ -28,7 +30,11 @@ class Found:
     error: JaxfoldError | None = None
     block: Block | None = None
     contraction: Contraction | None = None
+    repeats: bool = False
     certificate: Certificate | None = None
+
+    def __post_init__(self) -> None:
+        self.names: tuple[str | None, ...] = self.spec.names
 
     @property
     def roles(self) -> dict[str, Keys]:
@@ -45,9 +51,12 @@ def resolve(tree: Any, blocks: Sequence[BlockPaths]) -> tuple[list[Found], list[
         if not matches:
             unmatched.append(join(split("producer", spec.producer)))
         found += [_find(tree, spec, keys, captures) for keys, captures in matches]
-    for index, block in enumerate(found):
+    owners: dict[Keys, tuple[Found, str]] = {}
+    for block in found:
         if block.error is None:
-            block.error = _conflict(block, [other for other in found[:index] if other.error is None])
+            block.error = _conflict(block, owners)
+        if block.error is None:
+            owners |= {keys: (block, kind(role)) for role, keys in block.roles.items()}
     return found, unmatched
 
 
@@ -63,9 +72,16 @@ def _find(tree: Any, spec: BlockPaths, producer: Keys, captures: tuple[str, ...]
             wanted[argument], block.groups[argument] = lookup(argument, tree, wanted[argument])
     except StructureError as error:
         block.error = error
+        if error.argument == "norm":
+            block.error.hint = "For a norm without parameters, which has no leaves, leave norm out (None)."
         return block
+    if spec.names == (None,) and _is_attention(block.groups["consumers"]):
+        keys, group = wanted.pop("consumers"), block.groups.pop("consumers")
+        for name in PROJECTIONS:
+            wanted[consumer_path(name)], block.groups[consumer_path(name)] = (*keys, name), group[name]
+        block.names = PROJECTIONS
     block.norm = wanted.get("norm")
-    block.consumers = {name: wanted[consumer_path(name)] for name in spec.names}
+    block.consumers = {name: wanted[consumer_path(name)] for name in block.names}
     block.to = settle(tree, wanted["to"]) if "to" in wanted else None
     paths = list(block.roles.values())
     twice = [path for path in paths if paths.count(path) > 1]
@@ -74,14 +90,22 @@ def _find(tree: Any, spec: BlockPaths, producer: Keys, captures: tuple[str, ...]
     return block
 
 
-def _conflict(block: Found, earlier: list[Found]) -> JaxfoldError | None:
+def _is_attention(group: Any) -> bool:
+    """Whether these are the leaves of an attention module: no kernel of its own, but three projections."""
+    return isinstance(group, Mapping) and "kernel" not in group and all(name in group for name in PROJECTIONS)
+
+
+def _conflict(block: Found, owners: Mapping[Keys, tuple[Found, str]]) -> JaxfoldError | None:
     """Why the block cannot be contracted beside the earlier ones. A producer may feed several norms."""
-    for other in earlier:
-        for role, keys in block.roles.items():
-            for other_role, other_keys in other.roles.items():
-                if keys == other_keys and not role == other_role == "producer":
-                    got = f"a {kind(role)} that is the {kind(other_role)} of the block of {join(other.producer)} too"
-                    return StructureError(join(keys), got, "a layer in one block only", "Contract either of them.")
+    for role, keys in block.roles.items():
+        other, other_kind = owners.get(keys, (None, ""))
+        if other is None or kind(role) == other_kind == "producer":
+            continue
+        if block.roles == other.roles:
+            block.repeats = True
+            return StructureError(join(block.producer), "a block that is named twice", "each block once", "")
+        got = f"a {kind(role)} that is the {other_kind} of the block of {join(other.producer)} too"
+        return StructureError(join(keys), got, "a layer in one block only", "Contract either of them.")
     return None
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxfold._block._leaves import unbox
 from jaxfold._block._plan import plan_shape
 from jaxfold._block._shape import Form
-from jaxfold._tree._boxes import axis_names, lost_names, sources
+from jaxfold._tree._boxes import axis_names, bare, lost_names, sources
 from jaxfold._tree._containers import leaves
 from jaxfold._tree._fold_report import FoldRow
 from jaxfold._tree._paths import Keys, join
@@ -21,7 +21,9 @@ from jaxfold._tree._resolve import Found
 Places = dict[int, list[Keys]]
 
 
-def make_row(found: Found, form: Form, dtype: np.dtype | None, *, keep_producer: bool, places: Places) -> FoldRow:
+def make_row(
+    found: Found, form: Form, dtype: np.dtype | None, *, keep_producer: bool, places: Places, removed: set[Keys]
+) -> FoldRow:
     """The row of one block.
 
     Args:
@@ -29,6 +31,7 @@ def make_row(found: Found, form: Form, dtype: np.dtype | None, *, keep_producer:
         form, dtype: as for ``contract``.
         keep_producer: whether its producer stays.
         places: of every array of the tree, by its identity.
+        removed: the paths of all layers that go.
     """
     spec = found.spec
     consumers = {name: join(keys) for name, keys in found.consumers.items()}
@@ -43,7 +46,8 @@ def make_row(found: Found, form: Form, dtype: np.dtype | None, *, keep_producer:
     if found.error or found.block is None:
         return FoldRow(**common, decision="skipped", reason=str(found.error))
     shape = found.block.shape
-    costs = plan_shape(shape, spec.norm_type, dtype, keep_producer=keep_producer)
+    common["norm_type"] = found.block.norm_type
+    costs = plan_shape(shape, found.block.norm_type, dtype, keep_producer=keep_producer)
     return FoldRow(
         **common,
         decision="contracted",
@@ -58,7 +62,7 @@ def make_row(found: Found, form: Form, dtype: np.dtype | None, *, keep_producer:
         original=costs.original,
         contracted=costs.cost(form),
         certificate=found.certificate,
-        notes=(*_about_names(found), *_about_ties(found, places)),
+        notes=(*_about_names(found), *_about_ties(found, places, removed), *_about_copies(found, places)),
     )
 
 
@@ -74,19 +78,32 @@ def _about_names(found: Found) -> Iterator[str]:
             yield from lost_names(join((*keys, "kernel")), kernel, kept.get(id(kernel), set()))
 
 
-def _about_ties(found: Found, places: Places) -> Iterator[str]:
+def _about_ties(found: Found, places: Places, removed: set[Keys]) -> Iterator[str]:
     for role, keys in found.roles.items():
         for key, leaf in found.groups[role].items():
-            others = [join(other) for other in places.get(id(unbox(leaf)), []) if other[: len(keys)] != keys]
-            if others:
+            others = [
+                join(other)
+                for other in places.get(id(bare(leaf)), [])
+                if not any(other[:end] in removed for end in range(1, len(other)))
+            ]
+            if others and keys in removed:
                 yield f"{join((*keys, key))} is also at {', '.join(others)}, where it stays"
+
+
+def _about_copies(found: Found, places: Places) -> Iterator[str]:
+    """Other subtrees with the same paths, such as the moments of an optimiser: they fit the old tree only."""
+    keys = found.producer[1:] if found.producer[0] == "params" else found.producer
+    ends = {path[:-1] for paths in places.values() for path in paths}
+    own = {other for other in ends if other[-len(keys) :] == keys and other != found.producer}
+    if len(keys) > 0 and own:
+        yield f"{', '.join(sorted(map(join, own)))} has the same path and no longer fits: initialise it anew"
 
 
 def places_of(tree: Any) -> Places:
     """The paths of every array, by its identity."""
     places: Places = {}
     for keys, leaf in leaves(tree):
-        places.setdefault(id(unbox(leaf)), []).append(keys)
+        places.setdefault(id(bare(leaf)), []).append(keys)
     return places
 
 

@@ -127,6 +127,8 @@ def test_nnx_without_names() -> None:
             self.up, self.down = nnx.Linear(5, 16, rngs=rngs), nnx.Linear(16, 4, rngs=rngs)
 
     state = nnx.state(Model(nnx.Rngs(0)))
-    new, report = contract_tree(state, BlockPaths(producer="up", norm=None, consumers="down", epsilon=1e-3))
+    new, report = contract_tree(
+        state, BlockPaths(producer="up", norm=None, consumers="down", epsilon=1e-3, norm_type="layernorm")
+    )
     assert report.rows[0].notes == ()
     assert sharding_of(new["up"]["consumer"]["kernel"]) is None

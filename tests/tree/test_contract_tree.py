@@ -99,7 +99,7 @@ def test_counts() -> None:
 def test_report_prints_and_converts() -> None:
     blocks = [PATHS, BlockPaths(producer="decoder/*", norm=None, consumers="x", epsilon=EPS)]
     tree = encoder()
-    tree["layer_1"]["norm"] = {"scale": np.full(16, np.nan)}
+    tree["layer_1"]["norm"] = {"scale": np.full(16, np.nan), "bias": np.ones(16)}
     _, report = contract_tree(tree, blocks)
     text = str(report)
     for expected in ("layer_0/up → layer_0/up", "5/16/7", "247 → 85", "decoder/*: matched nothing", "2 of 3 blocks"):
@@ -371,3 +371,88 @@ def test_frozen_inside() -> None:
     assert type(new) is dict
     assert isinstance(new["layer_0"], FrozenDict)
     assert isinstance(new["other"], FrozenDict)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_block_that_is_named_twice() -> None:
+    new, report = contract_tree({"layer_0": layer(CASES[0])}, [PATHS, PATHS])
+    assert list(new["layer_0"]) == ["up"]
+    assert right(new["layer_0"]["up"], CASES[0])
+    assert [row.decision for row in report.rows] == ["contracted", "skipped"]
+    assert "layer_0/up: got a block that is named twice" in report.rows[1].reason
+
+
+def test_two_blocks_with_one_consumer() -> None:
+    """The second is left alone, and what it reads stays."""
+    tree = {"layer_0": layer(CASES[0]), "layer_1": {"up": CASES[1].producer, "norm": CASES[1].norm}}
+    blocks = [
+        BlockPaths(producer="layer_0/up", norm="layer_0/norm", consumers="layer_0/down", epsilon=EPS),
+        BlockPaths(producer="layer_1/up", norm="layer_1/norm", consumers="layer_0/down", epsilon=EPS),
+    ]
+    new, report = contract_tree(tree, blocks)
+    assert [row.decision for row in report.rows] == ["contracted", "skipped"]
+    assert sorted(new["layer_0"]) == ["down", "up"]
+    assert new["layer_0"]["down"]["kernel"] is tree["layer_0"]["down"]["kernel"]
+    assert sorted(new["layer_1"]) == ["norm", "up"]
+
+
+def test_blocks_may_come_from_a_generator() -> None:
+    _, report = contract_tree(encoder(), (block for block in [PATHS]))
+    assert len(report.contracted) == 3
+
+
+@pytest.mark.usefixtures("x64")
+def test_attention_stands_for_its_projections() -> None:
+    heads = {name: make_case(5, 16, (2, 3), seed=seed).consumer for seed, name in enumerate(("query", "key", "value"))}
+    tree = {"up": CASES[0].producer, "norm": CASES[0].norm, "attn": {**heads, "out": {"kernel": np.ones((2, 3, 5))}}}
+    new, report = contract_tree(
+        tree, BlockPaths(producer="up", norm="norm", consumers="attn", epsilon=EPS), strict=True
+    )
+    assert report.rows[0].consumers == {name: f"attn/{name}" for name in heads}
+    assert list(new["attn"]) == ["out"]
+    outputs = evaluate(new["up"])
+    for name, group in heads.items():
+        truth = two_pass(CASES[0].producer, CASES[0].norm, group, CASES[0].x, epsilon=EPS)
+        assert row_errors(truth, outputs[name], 2).max() < FLOAT64
+
+
+@pytest.mark.usefixtures("x64")
+def test_variables_as_checkpoints_hold_them() -> None:
+    """Orbax makes {"value": array} of an nnx.Variable."""
+    tree = jax.tree.map(lambda leaf: {"value": leaf}, {"layer_0": layer(CASES[0]), "head": {"w": np.ones(3)}})
+    new, report = contract_tree(tree, PATHS, strict=True)
+    up = new["layer_0"]["up"]
+    assert set(up["denominator"]["kernel"]) == {"value"}
+    assert right(
+        {group: {key: leaf["value"] for key, leaf in leaves.items()} for group, leaves in up.items()}, CASES[0]
+    )
+    assert report.parameters[1] == 5 * 6 + 6 + 7 * 7 + 3
+
+
+def test_moments_of_an_optimiser_are_named() -> None:
+    params = {"net": layer(CASES[0])}
+    state = {"params": params, "opt_state": {"0": {"mu": params, "nu": jax.tree.map(np.zeros_like, params)}}}
+    paths = BlockPaths(producer="params/net/up", norm="params/net/norm", consumers="params/net/down", epsilon=EPS)
+    _, report = contract_tree(state, paths)
+    note = "opt_state/0/mu/net/up, opt_state/0/nu/net/up has the same path and no longer fits: initialise it anew"
+    assert note in report.rows[0].notes
+    assert contract_tree(encoder(), PATHS)[1].rows[0].notes == ()
+
+
+def test_shared_leaves_that_all_go_are_no_note() -> None:
+    shared = layer(CASES[0])
+    _, report = contract_tree({"layer_0": shared, "layer_1": dict(shared)}, PATHS)
+    assert [row.notes for row in report.rows] == [(), ()]
+
+
+def test_arguments_of_the_module() -> None:
+    _, report = contract_tree(encoder(), PATHS, form="packed")
+    expected = {
+        "features": 7,
+        "width": 16,
+        "epsilon": EPS,
+        "use_bias": True,
+        "norm_type": "layernorm",
+        "form": "packed",
+    }
+    assert report.rows[0].module_kwargs == expected

@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
 
 import jaxfold
 from jaxfold import BlockPaths, contract_tree
 from tests.factories import make_case
+from tests.reference import row_errors, two_pass
 
 CASE = make_case(5, 16, 7)
 PATHS = BlockPaths(producer="net/up", norm="net/norm", consumers="net/down", epsilon=1e-3)
@@ -98,6 +100,7 @@ def test_growth_counts_a_producer_that_stays() -> None:
 
 PLACES = {
     "missing norm": ({"norm": "net/nrom"}, "norm: got the path 'net/nrom', which ends before 'nrom'"),
+    "undeclared kind": ({"norm": None}, "norm_type of the block of net/up: got nothing; expected 'layernorm' or"),
     "missing consumer": (
         {"consumers": "net/down/x/y"},
         "consumers: got the path 'net/down/x/y', which ends before 'x'",
@@ -110,7 +113,10 @@ PLACES = {
     "below a leaf": ({"to": "other/block"}, "other: got something that stays"),
     "above": ({"to": "net"}, "net: got something that stays"),
     "the producer's own": ({"keep_producer": True, "to": "net/up"}, "net/up: got something that stays"),
-    "no place": ({"keep_producer": True, "norm": None}, "to, of the block of net/up: got nothing"),
+    "no place": (
+        {"keep_producer": True, "norm": None, "norm_type": "layernorm"},
+        "to, of the block of net/up: got nothing",
+    ),
 }
 
 
@@ -172,6 +178,7 @@ def test_malformed_blocks(options: dict[str, Any], message: str) -> None:
         ((tree(), {"producer": "up"}), {}, jaxfold.OptionError, "blocks: got a dict"),
         ((tree(), ["net/up"]), {}, jaxfold.OptionError, r"blocks\[0\]: got a str"),
         ((tree(), "net/up"), {}, jaxfold.OptionError, "blocks: got a str"),
+        ((tree(), PATHS), {"inputs": CASE.x}, jaxfold.OptionError, "inputs: got a ndarray; expected a mapping"),
         ((tree(), PATHS), {"form": "narrow"}, jaxfold.OptionError, "form: got 'narrow'"),
         ((tree(), PATHS), {"dtype": "int8"}, jaxfold.OptionError, "dtype: got 'int8'"),
         ((tree(), PATHS), {"strict": 1}, jaxfold.OptionError, "strict: got 1"),
@@ -218,10 +225,34 @@ def test_pattern_that_matches_nothing() -> None:
     paths = BlockPaths(producer="net/layer_*/up", norm=None, consumers="net/down", epsilon=1e-3)
     _, report = contract_tree(tree(), paths)
     assert report.unmatched == ("net/layer_*/up",)
+    assert report.hints == ("net has the keys 'up', 'norm', 'down'.",)
+    assert "net/layer_*/up: matched nothing. net has the keys 'up', 'norm', 'down'." in str(report)
     with pytest.raises(
         jaxfold.StructureError, match=r"blocks: got the pattern 'net/layer_\*/up', which matches nothing"
     ):
         contract_tree(tree(), paths, strict=True)
+    flat = {"/".join(keys): leaf for keys, leaf in traverse_util.flatten_dict(tree()).items()}
+    assert "The tree is flat: nest it first" in contract_tree(flat, PATHS)[1].hints[0]
+    assert "Its root has the keys 'params'." in contract_tree({"params": tree()}, PATHS)[1].hints[0]
+    assert contract_tree({"net": np.ones(2)}, PATHS)[1].hints == ("net has no keys.",)
+
+
+@pytest.mark.parametrize("norm_type", [None, "layernorm", "rmsnorm"])
+def test_a_norm_without_a_bias_has_to_be_declared(norm_type: Any) -> None:
+    """Leaves with a scale alone are LayerNorm's without a bias, or RMSNorm's; the wrong one is another function."""
+    paths = BlockPaths(producer="net/up", norm="net/norm", consumers="net/down", epsilon=1e-3, norm_type=norm_type)
+    params = tree(norm_bias=None)
+    if norm_type is None:
+        assert one(params, paths).reason.startswith("norm_type of the block of net/up: got nothing")
+        return
+    new, report = contract_tree(params, paths, strict=True)
+    assert report.rows[0].norm_type == norm_type
+    contraction = jaxfold.Contraction(new["net"]["up"], 16, 1e-3, norm_type, "direct")
+    scale = {"scale": CASE.norm["scale"]}
+    for kind in ("layernorm", "rmsnorm"):
+        truth = two_pass(CASE.producer, scale, CASE.consumer, CASE.x, epsilon=1e-3, norm_type=kind)
+        error = row_errors(truth, jaxfold.apply(contraction, CASE.x.astype(np.float32))).max()
+        assert (error < 1e-5) == (kind == norm_type)
 
 
 def test_errors_survive_pickling_and_renaming() -> None:
