@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import pathlib
 import shlex
 import signal
@@ -91,10 +93,8 @@ def test_several_consumers_stacked_and_kept(tmp_path: pathlib.Path, capsys: pyte
     arguments = ("--form", "packed", "--dtype", "float64", "--rows", 0)
     assert run("contract", path, "--block", option, "--out", out, *arguments) == 0
     printed = capsys.readouterr().out
-    module = (
-        "ContractedDense(features={'q': (2, 5), 'k': (2, 5)}, width=32, epsilon=1e-05, form='packed', use_bias=False"
-    )
-    assert f"{module}, norm_type='rmsnorm'), 3 times" in printed
+    module = "ContractedDense(features={'q': (2, 5), 'k': (2, 5)}, width=32, epsilon=1e-05, use_bias=False"
+    assert f"{module}, norm_type='rmsnorm', form='packed'), 3 times" in printed
     after = load(out, "msgpack")
     assert after["new/place/consumers/q/kernel"].shape == (3, 5, 2, 5)
     assert after["new/place/denominator/kernel"].dtype == np.float64
@@ -105,7 +105,7 @@ def test_several_consumers_stacked_and_kept(tmp_path: pathlib.Path, capsys: pyte
     assert np.array_equal(after["new/place/consumers/k/kernel"], expected.params["consumers"]["k"]["kernel"])
 
 
-def test_exit_status_1_where_something_was_left_alone(
+def test_exit_status_where_something_was_left_alone(
     checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = checkpoint.with_name("out.safetensors")
@@ -115,9 +115,9 @@ def test_exit_status_1_where_something_was_left_alone(
         assert run("contract", checkpoint, "--block", OPTION, "--block", extra, "--out", out, "--rows", 0) == 1
         assert set(NEW) <= set(load(out, "safetensors"))
         out.unlink()
-        assert run("contract", checkpoint, "--block", OPTION, "--block", extra, "--out", out, "--strict") == 1
+        assert run("contract", checkpoint, "--block", OPTION, "--block", extra, "--out", out, "--strict") == 2
         assert not out.exists()
-        assert run("contract", checkpoint, "--block", extra, "--out", out) == 1
+        assert run("contract", checkpoint, "--block", extra, "--out", out) == 2
         assert not out.exists()
     assert "nothing was written" in capsys.readouterr().err
 
@@ -126,7 +126,7 @@ def test_growth_is_refused_unless_allowed(tmp_path: pathlib.Path, capsys: pytest
     path, out = path_of(tmp_path, "npz"), path_of(tmp_path, "npz", "out")
     save(path, {"a": dense(40, 32), "n": norm(32), "b": dense(32, 32)}, "npz")
     option = "producer=a,norm=n,consumer=b,epsilon=1e-3"
-    assert run("contract", path, "--block", option, "--out", out) == 1
+    assert run("contract", path, "--block", option, "--out", out) == 2
     assert "allow_growth" in capsys.readouterr().out
     assert run("contract", path, "--block", option, "--out", out, "--allow-growth") == 0
 
@@ -134,7 +134,7 @@ def test_growth_is_refused_unless_allowed(tmp_path: pathlib.Path, capsys: pytest
 def test_bfloat16_in_npz_is_explained(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = path_of(tmp_path, "npz")
     save(path, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), {"net": make_block()}), "npz")
-    assert run("contract", path, "--block", OPTION, "--out", tmp_path / "out.npz") == 1
+    assert run("contract", path, "--block", OPTION, "--out", tmp_path / "out.npz") == 2
     assert "has no bfloat16" in capsys.readouterr().err
 
 
@@ -145,7 +145,8 @@ def test_bfloat16_in_npz_is_explained(tmp_path: pathlib.Path, capsys: pytest.Cap
         ("producer=a,epsilon=1e-6", "no consumer"),
         ("consumer=b,epsilon=1e-6", "no producer"),
         ("producer=a,consumer=b,consumers.c=d,epsilon=1e-6", "both kinds"),
-        ("producer=a,consumer=b,epsilon=EPSILON", "epsilon=EPSILON"),
+        ("producer=a,consumer=b,epsilon=EPSILON", "EPSILON stands for what a checkpoint does not hold"),
+        ("producer=a,consumer=b,epsilon=1,norm_type=NORM_TYPE", "NORM_TYPE stands for what a checkpoint does not hold"),
         ("producer=a,consumer=b,epsilon=0", "above 0"),
         ("producer=a,producer=c,consumer=b,epsilon=1", "twice"),
         ("producer=a,consumer=b,epsilon=1,colour=red", "'colour'"),
@@ -170,6 +171,10 @@ def test_good_blocks() -> None:
     assert parse_block(" producer = a , consumer=b, epsilon=1e-3,stacked=no,unit_offset=YES") == jaxfold.BlockPaths(
         producer="a", norm=None, consumers="b", epsilon=1e-3, unit_offset=True
     )
+    for norm in ("norm=None,", "norm=,", "norm=none,", ""):
+        assert parse_block(f"producer=a,{norm}consumer=b,epsilon=1").norm is None
+    assert parse_block("producer=a,norm=n,consumer=b,epsilon=1").norm_type is None
+    assert parse_block("producer=a,norm=n,consumer=b,epsilon=1,norm_type=rmsnorm").norm_type == "rmsnorm"
 
 
 def test_bad_usage(checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,16 +195,110 @@ def test_bad_usage(checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str])
         assert exit.value.code == 2
     broken = checkpoint.with_name("broken.npz")
     broken.write_bytes(b"PK")
-    assert run("inspect", broken) == 1
+    assert run("inspect", broken) == 2
     assert "broken.npz: got a file that cannot be read" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_where_the_report_may_go(checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, report = checkpoint.with_name("out.npz"), checkpoint.with_name("report.json")
+    link, hard = checkpoint.with_name("link"), checkpoint.with_name("hard")
+    link.symlink_to(checkpoint)
+    hard.hardlink_to(checkpoint)
+    before = checkpoint.read_bytes()
+    arguments = ("contract", checkpoint, "--block", OPTION, "--out", out, "--rows", 0, "--report")
+    for taken, message in (
+        (checkpoint, "the checkpoint that is read"),
+        (link, "the checkpoint that is read"),
+        (hard, "the checkpoint that is read"),
+        (out, "the path of --out"),
+        (out / ".." / "out.npz", "the path of --out"),
+        (checkpoint.parent, "a directory"),
+    ):
+        assert run(*arguments, taken, "--overwrite") == 2
+        assert message in capsys.readouterr().err
+    report.write_text("mine")
+    assert run(*arguments, report) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert (report.read_text(), checkpoint.read_bytes(), out.exists()) == ("mine", before, False)
+    assert run(*arguments, report, "--overwrite") == 0
+    assert json.loads(report.read_text())["rows"]
+
+
+def test_a_report_inside_a_directory_of_orbax(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = path_of(tmp_path, "orbax")
+    save(path, {"net": make_block()}, "orbax")
+    arguments = ("contract", path, "--block", OPTION, "--out", tmp_path / "out.npz", "--report", path / "r.json")
+    assert run(*arguments) == 2
+    assert "lies in the checkpoint" in capsys.readouterr().err
+
+
+def test_the_format_that_was_written_is_named(checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, shown in (("a.npz", "a.npz (npz)"), ("bare", "bare (safetensors, as the checkpoint that was read")):
+        assert run("contract", checkpoint, "--block", OPTION, "--out", checkpoint.with_name(name), "--rows", 0) == 0
+        assert shown in capsys.readouterr().out
+    assert run("contract", checkpoint, "--block", OPTION, "--out", checkpoint.with_name("x.orbx")) == 2
+    assert ".orbax" in capsys.readouterr().err
+
+
+def test_a_terminal_without_the_lines_of_a_table(checkpoint: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii"))
+    assert run("inspect", checkpoint) == 0
+    assert b"????" in raw.getvalue()
+    assert b"epsilon=EPSILON" in raw.getvalue()
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_full_disk_below_standard_output(
+    checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = checkpoint.with_name("out.npz")
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert run("contract", checkpoint, "--block", OPTION, "--out", out, "--rows", 0) == 1
+    assert set(NEW) <= set(load(out, "npz"))
+    errors = capsys.readouterr().err
+    assert "No space left on device" in errors
+    assert f"{out} was written" in errors
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert run("inspect", checkpoint) == 2
+    assert "was written" not in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_saved(
+    checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pathlib.Path, "write_text", fail)
+    out, report = checkpoint.with_name("out.npz"), checkpoint.with_name("report.json")
+    assert run("contract", checkpoint, "--block", OPTION, "--out", out, "--report", report, "--rows", 0) == 1
+    assert f"No space left on device; {out} was written before" in capsys.readouterr().err
+    assert (out.exists(), report.exists()) == (True, False)
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_reader_that_goes_away(status: int, checkpoint: pathlib.Path) -> None:
+    """As ``head`` does. In a process of its own, since the interpreter flushes once more on its way out."""
+    out = checkpoint.with_name("out.npz")
+    command = [sys.executable, "-m", "jaxfold", "contract", checkpoint, "--block", OPTION, "--out", out, "--rows", "0"]
+    command += ["--block", "producer=nowhere,consumer=net/down,epsilon=1"] * status
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (status, "")
+    assert out.exists()
 
 
 def test_errors_of_the_system_and_interrupts(
     checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    for error, status in ((OSError(28, "No space left on device"), 1), (KeyboardInterrupt(), 130)):
+    for error, status in ((OSError(28, "No space left on device"), 2), (KeyboardInterrupt(), 130)):
 
         def fail(*arguments: Any, error: BaseException = error) -> None:
             assert signal.getsignal(signal.SIGTERM) != before
@@ -211,7 +310,7 @@ def test_errors_of_the_system_and_interrupts(
         assert [path.name for path in checkpoint.parent.iterdir()] == [checkpoint.name]
     errors = capsys.readouterr().err
     assert "No space left" in errors
-    assert "interrupted" in errors
+    assert "interrupted; nothing was written" in errors
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -221,8 +320,16 @@ def test_inspect(checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str], m
     printed = " ".join(capsys.readouterr().out.split())
     assert "(safetensors): 7 arrays, 497 parameters, 1,988 bytes" in printed
     assert "1 1 4/32/8 488 73 85.0%" in printed
-    assert "Shapes cannot tell how the model connects" in printed
-    assert "epsilon is not in a checkpoint" in printed
+    footer = printed[printed.index("Shapes cannot tell") :]
+    for word in (
+        "how the model connects",
+        "epsilon;",
+        "norm_type (a scale without a bias",
+        "unit_offset",
+        "keep_producer",
+    ):
+        assert word in footer
+    assert "norm_type=" not in printed  # its bias makes it a LayerNorm
     assert "net/up,norm=net/norm,consumer=net/down,epsilon=EPSILON" in printed
 
 
@@ -311,7 +418,7 @@ def test_stacks_and_what_does_not_pay(tmp_path: pathlib.Path, capsys: pytest.Cap
     save(path, {"stack": stack, "growing": growing}, "npz")
     rows = found(path, capsys)
     assert [(row["producer"], row["stacked"], row["pays"]) for row in rows] == [("stack/in", True, True)]
-    assert rows[0]["block"].endswith(",epsilon=EPSILON,stacked")
+    assert rows[0]["block"].endswith(",epsilon=EPSILON,norm_type=NORM_TYPE,stacked")
     every = found(path, capsys, "--all")
     assert every[0] == rows[0]
     assert (every[1]["parameters"], every[1]["pays"]) == ({"before": 35_840, "after": 38_272}, False)
@@ -320,6 +427,52 @@ def test_stacks_and_what_does_not_pay(tmp_path: pathlib.Path, capsys: pytest.Cap
     printed = capsys.readouterr().out
     assert "No Dense-norm-Dense block" in printed
     assert "1 more would not become smaller" in printed
+
+
+def test_the_type_of_a_norm_without_bias_is_asked_for(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = path_of(tmp_path, "npz")
+    save(path, {"a": dense(4, 32), "n": {"scale": np.ones(32, np.float32)}, "b": dense(32, 8)}, "npz")
+    (row,) = found(path, capsys)
+    assert row["block"] == "producer=a,norm=n,consumer=b,epsilon=EPSILON,norm_type=NORM_TYPE"
+    option = row["block"].replace("EPSILON", "1e-6")
+    assert run("contract", path, "--block", option, "--out", tmp_path / "out.npz") == 2
+    without = option.replace(",norm_type=NORM_TYPE", "")
+    assert run("contract", path, "--block", without, "--out", tmp_path / "out.npz") == 2
+    assert "norm_type" in capsys.readouterr().out
+    option = option.replace("NORM_TYPE", "rmsnorm")
+    assert run("contract", path, "--block", option, "--out", tmp_path / "out.npz") == 0
+    assert "norm_type='rmsnorm'" in capsys.readouterr().out
+
+
+def test_moments_of_an_optimiser_are_passed_over(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = path_of(tmp_path, "msgpack")
+    moments = {"0": {"count": np.array(3), "mu": {"net": make_block()}, "nu": {"net": make_block()}}}
+    save(path, {"params": {"net": make_block()}, "opt_state": moments}, "msgpack")
+    assert [row["producer"] for row in found(path, capsys)] == ["params/net/up"]
+
+
+def test_boxed_leaves_and_a_group_of_the_same_name(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    boxed = jax.tree.map(lambda leaf: {"value": leaf}, make_block())
+    path = path_of(tmp_path, "msgpack")
+    save(path, {"value": boxed}, "msgpack")
+    assert [row["consumers"] for row in found(path, capsys)] == ["value/down"]
+
+
+def test_the_layout_of_pytorch_is_explained(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = path_of(tmp_path, "safetensors")
+    linear = {"weight": np.ones((32, 4), np.float32), "bias": np.ones(32, np.float32)}
+    save(path, {"up": linear, "norm": {"weight": np.ones(32, np.float32)}}, "safetensors", separator=".")
+    assert run("inspect", path) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "'up/weight' is named as PyTorch names weights, and those are (out, in)" in printed
+    assert "to kernel and transpose it" in printed
+    assert run("inspect", path, "--json") == 0
+    assert "transpose" in json.loads(capsys.readouterr().out)["notes"][0]
+    save(path, {"net": make_block()}, "safetensors")
+    assert run("inspect", path) == 0
+    assert "PyTorch" not in capsys.readouterr().out
 
 
 def test_keys_that_an_option_cannot_say(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -337,3 +490,4 @@ def test_help() -> None:
         [sys.executable, "-m", "jaxfold", "contract", "--help"], capture_output=True, text=True, check=True
     )
     assert "--allow-growth" in done.stdout
+    assert "exit status: 0 if all is done; 1 if" in " ".join(done.stdout.split())

@@ -1,7 +1,9 @@
 """The command line: ``jaxfold demo``, ``jaxfold inspect`` and ``jaxfold contract``.
 
-Exit status: 0 if all went well; 1 if a check failed, a block was left alone or a checkpoint is at fault; 2 for bad
-usage.
+Exit status: 0 if all is done; 1 if the result was written but not everything went as asked (a block was left alone, a
+pattern matched nothing, the report could not be printed or saved), or a check of the demo failed; 2 if nothing was
+written, because of bad usage, a file that is damaged or cannot be read, or as no block could be contracted; 130 and 143
+after SIGINT and SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,27 +16,41 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxfold._cli._parser import make_parser
-from jaxfold._errors import JaxfoldError, OptionError
+from jaxfold._cli._streams import lenient
+from jaxfold._errors import JaxfoldError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a subcommand and returns its exit status."""
-    parser = make_parser()
-    parsed = parser.parse_args(arguments)
-    if parsed.command == "demo" and parsed.rounds < 1:
-        parser.error("--rounds must be at least 1")
+    with lenient() as output:
+        parser = make_parser()
+        parsed = parser.parse_args(arguments, argparse.Namespace(written=False))
+        if parsed.command == "demo" and parsed.rounds < 1:
+            parser.error("--rounds must be at least 1")
+        status = _guarded(parsed)
+        output.flush()
+        if output.error is not None:
+            written = f"; {parsed.out} was written" if parsed.written else ""
+            print(f"jaxfold: error: standard output: {output.error}{written}", file=sys.stderr)
+            status = max(status, 1 if parsed.written else 2)
+        return status
+
+
+def _guarded(parsed: argparse.Namespace) -> int:
+    """Runs a subcommand; errors that are the user's to mend, and interrupts, become a message and a status."""
     try:
         with _terminable():
             return _run(parsed)
-    except JaxfoldError as error:
-        print(f"jaxfold: error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, OptionError) else 1
-    except OSError as error:
-        print(f"jaxfold: error: {error}", file=sys.stderr)
-        return 1
+    except (JaxfoldError, OSError) as error:
+        print(f"jaxfold: error: {error}{_what_was_written(parsed)}", file=sys.stderr)
+        return 1 if parsed.written else 2
     except KeyboardInterrupt:
-        print("jaxfold: interrupted, nothing was written", file=sys.stderr)
+        print(f"jaxfold: interrupted{_what_was_written(parsed) or '; nothing was written'}", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _what_was_written(parsed: argparse.Namespace) -> str:
+    return f"; {parsed.out} was written before" if parsed.written else ""
 
 
 def _run(parsed: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ PATHS = ("producer", "norm", "consumer", "to")
 FLAGS = ("unit_offset", "stacked", "keep_producer")
 CONSUMERS = "consumers."
 KEYS = (*PATHS, f"{CONSUMERS}NAME", "epsilon", "norm_type", *FLAGS)
+PLACEHOLDERS = {"epsilon": "EPSILON", "norm_type": "NORM_TYPE"}  # in the options that ``inspect`` prints
 BOOLEANS = {"": True, "true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -33,8 +34,12 @@ def parse_block(text: str) -> BlockPaths:
             raise OptionError("--block", f"the key {key!r}", ", ".join(KEYS), "")
         if key in given:
             raise OptionError("--block", f"the key {key!r} twice", "it once", "Several consumers are consumers.NAME=….")
-        if not value and (equals or key not in FLAGS):
+        if not value and (equals or key not in FLAGS) and not (key == "norm" and equals):
             raise OptionError("--block", f"{part!r}", f"{key}=VALUE", "")
+        if value == PLACEHOLDERS.get(key):
+            accepted = "a number above 0, 1e-6 say" if key == "epsilon" else "layernorm or rmsnorm"
+            hint = f"{value} stands for what a checkpoint does not hold: read it from the model's code."
+            raise OptionError("--block", f"{key}={value}", accepted, hint)
         given[key] = value
     for key in ("producer", "epsilon"):
         if key not in given:
@@ -42,6 +47,8 @@ def parse_block(text: str) -> BlockPaths:
             raise OptionError("--block", f"no {key} in {text!r}", f"{key}=VALUE", hint)
     options: dict[str, Any] = {"norm": None}
     options |= {key: value for key, value in given.items() if key in ("producer", "norm", "to", "norm_type")}
+    if options["norm"] in ("", "None", "none"):
+        options["norm"] = None
     options |= {key: _boolean(key, given[key] or "") for key in FLAGS if key in given}
     return BlockPaths(consumers=_consumers(text, given), epsilon=_epsilon(given["epsilon"] or ""), **options)
 

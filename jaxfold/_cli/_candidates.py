@@ -15,9 +15,10 @@ from typing import Any
 
 import jaxfold
 from jaxfold._block._plan import Plan
+from jaxfold._cli._layers import consumers_of, dense_shapes, norm_shapes, unwrapped
 from jaxfold._tree._paths import WILDCARD, Keys, children, match
 
-ATTENTION = ("query", "key", "value")  # read one normed input, and share its denominator
+OPTIMISER = "opt_state"  # holds moments in trees like that of the parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Candidate:
         plan: what it costs before and after.
         sizes: d, n, m.
         stacked: whether every leaf has a leading axis more.
+        norm_bias: whether the norm has a bias, so that it can only be a LayerNorm.
         count: how many blocks it stands for.
     """
 
@@ -38,6 +40,7 @@ class Candidate:
     plan: Plan
     sizes: tuple[int, int, int]
     stacked: bool
+    norm_bias: bool
     count: int = 1
 
     @property
@@ -58,17 +61,19 @@ class Candidate:
 
 def candidates(tree: Any) -> list[Candidate]:
     """All of a tree, those that pay first and the largest saving of those first."""
+    tree = unwrapped(tree)
     found = _merge(tree, list(_below(tree, ())))
     return sorted(found, key=lambda candidate: (not candidate.plan.pays(), candidate.after - candidate.before))
 
 
 def _below(node: Any, path: Keys) -> Iterator[Candidate]:
     groups = {key: value for key, value in children(node) if isinstance(value, (Mapping, list, tuple))}
-    norms = {key: shapes for key, value in groups.items() if (shapes := _norm(value))}
-    layers = {key: shapes for key, value in groups.items() if (shapes := _dense(value))}
+    groups.pop(OPTIMISER, None)
+    norms = {key: shapes for key, value in groups.items() if (shapes := norm_shapes(value))}
+    layers = {key: shapes for key, value in groups.items() if (shapes := dense_shapes(value))}
     for norm, shapes in norms.items():
         width, stack = shapes["scale"][-1], shapes["scale"][:-1]
-        consumers = list(_consumers(groups, layers, width, stack))
+        consumers = list(consumers_of(groups, layers, width, stack))
         for producer, leaves in layers.items():
             kernel = leaves["kernel"]
             if kernel[-1] != width or kernel[:-2] != stack:
@@ -93,7 +98,7 @@ def _candidate(
     except jaxfold.JaxfoldError:
         return  # a bias that does not fit, say
     sizes = (leaves["kernel"][-2], leaves["kernel"][-1], m)
-    yield Candidate((*path, producer), (*path, norm), places, plan, sizes, stacked)
+    yield Candidate((*path, producer), (*path, norm), places, plan, sizes, stacked, "bias" in shapes)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -111,47 +116,6 @@ def _plan(producer: Any, norm: Any, consumers: Any, stacked: bool) -> tuple[Plan
 
 def _hashable(shapes: Mapping[str, Any]) -> Any:
     return tuple(shapes.items())
-
-
-def _norm(group: Any) -> dict[str, tuple[int, ...]] | None:
-    shapes = _shapes(group, {"scale", "bias"})
-    good = shapes and "scale" in shapes and len(shapes["scale"]) in (1, 2) and len(set(shapes.values())) == 1
-    return shapes if good else None
-
-
-def _dense(group: Any) -> dict[str, tuple[int, ...]] | None:
-    shapes = _shapes(group, {"kernel", "bias"})
-    return shapes if shapes and len(shapes.get("kernel", ())) >= 2 else None
-
-
-def _shapes(group: Any, keys: set[str]) -> dict[str, tuple[int, ...]] | None:
-    """The shapes of the leaves of a layer, if it has none but these."""
-    if not isinstance(group, Mapping) or not group or not set(group) <= keys:
-        return None
-    shapes = {key: getattr(leaf, "shape", None) for key, leaf in group.items()}
-    if any(shape is None or not all(shape) for shape in shapes.values()):
-        return None
-    return {key: tuple(shape) for key, shape in shapes.items() if shape is not None}
-
-
-def _consumers(groups: Any, layers: Any, width: int, stack: tuple[int, ...]) -> Iterator[dict[Keys, Any]]:
-    """Each consumer by its keys below the parent; query, key and value together."""
-
-    def fits(shapes: Any) -> bool:
-        kernel, lead = shapes["kernel"], len(stack)
-        return kernel[:lead] == stack and len(kernel) >= lead + 2 and kernel[lead] == width
-
-    for key, shapes in layers.items():
-        if fits(shapes):
-            yield {(key,): shapes}
-    for key, group in groups.items():
-        below = {(key, name): shapes for name, value in children(group) if (shapes := _dense(value)) and fits(shapes)}
-        together = {keys: shapes for keys, shapes in below.items() if keys[1] in ATTENTION}
-        if len(together) > 1:
-            yield together
-        for keys, shapes in below.items():
-            if len(together) < 2 or keys not in together:
-                yield {keys: shapes}
 
 
 def _merge(tree: Any, found: list[Candidate]) -> list[Candidate]:
@@ -180,4 +144,4 @@ def _pattern(candidate: Candidate) -> tuple[Any, ...]:
         index = numbered[-1]
         key = re.sub(r"\d+$", lambda _: WILDCARD, str(above[index]))
         paths = tuple((*path[:index], key, *path[index + 1 :]) for path in paths)
-    return paths, tuple(candidate.consumers), candidate.plan, candidate.sizes, candidate.stacked
+    return paths, tuple(candidate.consumers), candidate.plan, candidate.sizes, candidate.stacked, candidate.norm_bias

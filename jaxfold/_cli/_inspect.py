@@ -8,28 +8,41 @@ import shlex
 import textwrap
 from typing import Any
 
+from jaxfold._cli._block_option import PLACEHOLDERS
 from jaxfold._cli._candidates import Candidate, candidates
+from jaxfold._cli._layers import torch_weight
 from jaxfold._files._checkpoint import Checkpoint, leaves
 from jaxfold._files._formats import read_checkpoint
 from jaxfold._files._leaf import StoredLeaf
 from jaxfold._tree._paths import join
 
 WARNING = (
-    "These are candidates by path and shape. Shapes cannot tell how the model connects the layers, nor whether "
-    "anything stands between them or reads them elsewhere; and epsilon is not in a checkpoint. Read both from the "
-    "model's code, then put the number in place of EPSILON."
+    "These are candidates by path and shape. Shapes cannot tell: how the model connects the layers, and whether "
+    "anything stands between them; epsilon; norm_type (a scale without a bias may be LayerNorm or RMSNorm); "
+    "unit_offset (whether the norm multiplies by 1 + scale); keep_producer (whether anything else reads the "
+    "producer's output). Read them from the model's code, put what is right in place of EPSILON and NORM_TYPE, and "
+    "add unit_offset and keep_producer where they hold."
+)
+TORCH = (
+    "{!r} is named as PyTorch names weights, and those are (out, in): nothing is found in such groups. Rename "
+    "the weight of each linear layer to kernel and transpose it to (in, out), and rename the weight of each norm "
+    "to scale."
 )
 
 
 def inspect(options: argparse.Namespace) -> int:
     """Prints the candidates and returns the exit status."""
     checkpoint = read_checkpoint(options.checkpoint)
+    torch = torch_weight(checkpoint.tree)
+    note = None if torch is None else TORCH.format(torch)
     found = candidates(checkpoint.tree)
     shown = found if options.all else [candidate for candidate in found if candidate.plan.pays()]
     if options.json:
-        print(json.dumps(_plain(checkpoint, shown), indent=2))
+        print(json.dumps({**_plain(checkpoint, shown), "notes": [note] if note else []}, indent=2))
     else:
         print(_text(checkpoint, shown, len(found) - len(shown)))
+        if note:
+            print("\n" + textwrap.fill(note, 100, break_long_words=False))
     return 0
 
 
@@ -42,7 +55,9 @@ def block_option(candidate: Candidate) -> str | None:
     parts = [f"producer={join(candidate.producer)}", f"norm={join(candidate.norm)}"]
     for name, path in candidate.consumers.items():
         parts.append(f"{'consumer' if name is None else f'consumers.{name}'}={join(path)}")
-    return ",".join([*parts, "epsilon=EPSILON", *(["stacked"] if candidate.stacked else [])])
+    asked = ["epsilon"] if candidate.norm_bias else ["epsilon", "norm_type"]
+    parts += [f"{key}={PLACEHOLDERS[key]}" for key in asked]
+    return ",".join([*parts, *(["stacked"] if candidate.stacked else [])])
 
 
 def _totals(checkpoint: Checkpoint) -> tuple[int, int, int]:

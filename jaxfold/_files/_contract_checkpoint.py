@@ -41,15 +41,16 @@ def contract_checkpoint(
         The report of :func:`jaxfold.contract_tree`.
 
     Raises:
-        OptionError: if there is no checkpoint, or ``out`` cannot be written to.
+        OptionError: if there is no checkpoint, or ``out`` cannot be written to or has a suffix that names no format.
         StructureError: if the checkpoint is damaged or of an unknown format.
         JaxfoldError: as :func:`jaxfold.contract_tree` does.
     """
     source = read_checkpoint(checkpoint)
+    format = format_to_write(out, source)
     target = check_output(out, source.path, overwrite=overwrite)
     tree, report = contract_tree(
         source.tree, blocks, form=form, dtype=dtype, allow_growth=allow_growth, strict=strict, rows=rows
     )
     if report.contracted:
-        write_checkpoint(tree, target, source, format_to_write(out, source), overwrite=overwrite)
+        write_checkpoint(tree, target, source, format, overwrite=overwrite)
     return report

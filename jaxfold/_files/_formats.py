@@ -34,6 +34,7 @@ WRITERS: dict[str, Callable[[Any, pathlib.Path, Checkpoint, Callable[[int], None
     "safetensors": write_safetensors,
     "orbax": write_orbax,
 }
+WRITABLE = ".npz, .msgpack, .flax, .safetensors, .orbax (a directory), or no suffix: the format that was read"
 ACCEPTED = ".npz, .msgpack, .safetensors, or an Orbax directory"
 
 
@@ -46,10 +47,15 @@ def read_checkpoint(path: pathlib.Path) -> Checkpoint:
     """
     if not path.exists():
         raise OptionError("checkpoint", f"{path}, which is not there", f"a checkpoint: {ACCEPTED}", "")
-    return READERS[_format_of(path)](path)
+    return READERS[format_of(path)](path)
 
 
-def _format_of(path: pathlib.Path) -> str:
+def format_of(path: pathlib.Path) -> str:
+    """The format of what is at a path, by its suffix or else its content.
+
+    Raises:
+        StructureError: if it is unknown.
+    """
     if path.is_dir():
         return "orbax"
     known = SUFFIXES.get(path.suffix.lower())
@@ -67,8 +73,15 @@ def _format_of(path: pathlib.Path) -> str:
 
 
 def format_to_write(out: pathlib.Path, source: Checkpoint) -> str:
-    """The format that the suffix of ``out`` names, else that of the source."""
-    return SUFFIXES.get(out.suffix.lower(), source.format)
+    """The format that the suffix of ``out`` names; that of the source if it has none.
+
+    Raises:
+        OptionError: if it has one that names no format.
+    """
+    suffix = out.suffix.lower()
+    if suffix and suffix not in SUFFIXES:
+        raise OptionError("out", f"{out}, whose suffix names no format", WRITABLE, "")
+    return SUFFIXES.get(suffix, source.format)
 
 
 def write_checkpoint(tree: Any, target: pathlib.Path, source: Checkpoint, format: str, *, overwrite: bool) -> None:

@@ -17,6 +17,7 @@ from jaxfold._files import _copy, _formats
 from jaxfold._files._contract_checkpoint import contract_checkpoint
 from jaxfold._files._copy import PAGE, SMALL, Span, writing
 from jaxfold._files._formats import read_checkpoint
+from jaxfold._files._leaf import StoredLeaf
 from tests.files.formats import BLOCK, FORMATS, NEW, load, make_block, make_tree, path_of, save
 
 
@@ -96,6 +97,14 @@ def test_nothing_is_overwritten_unasked(folder: pathlib.Path) -> None:
     assert set(NEW) <= set(load(out, "npz"))
     contract_checkpoint(source, [BLOCK], source, rows=0, overwrite=True)
     assert source.read_bytes() == out.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["foo.txt", "foo.pt", "x.orbx", "npz.v1"])
+def test_an_unknown_suffix_is_refused(name: str, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StoredLeaf, "__array__", None)  # before any work
+    with pytest.raises(jaxfold.OptionError, match=r"names no format; expected \.npz, .*\.safetensors, \.orbax"):
+        contract_checkpoint(path_of(folder, "npz"), [BLOCK], folder / name, rows=0)
+    assert not (folder / name).exists()
 
 
 def test_a_file_that_appears_meanwhile_stays(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
