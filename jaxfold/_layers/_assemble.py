@@ -13,7 +13,7 @@ from jaxfold._block._contract import contract
 from jaxfold._block._contraction import Contraction
 from jaxfold._block._shape import Form, consumer_path
 from jaxfold._errors import OptionError, ShapeError
-from jaxfold._layers._layer import Affine, Norm, canonical_dtype, canonical_precision, is_stacked
+from jaxfold._layers._layer import STACK_AXIS, Affine, Norm, canonical_dtype, canonical_precision, is_stacked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,12 @@ def assemble(producer: Affine, norm: Norm, consumers: dict[str | None, Affine]) 
     leaves: dict[Any, Any] = {name: layer.leaves for name, layer in consumers.items()}
     layers = (producer.leaves, norm.leaves, leaves.get(None, leaves))
     options = {"epsilon": epsilon, "norm_type": norm.norm_type, "stacked": stacked}
-    block = Block(*layers, **options)
+    try:
+        block = Block(*layers, **options)
+    except ShapeError as error:
+        if not stacked or error.hint:
+            raise
+        raise ShapeError(error.argument, error.got, error.expected, STACK_AXIS) from None
     return ReadBlock(layers, options, _output_dtype(block, producer, norm, consumers), _precision(producer, consumers))
 
 

@@ -50,23 +50,30 @@ def _dtype_of(path: str, group: Mapping[str, Any]) -> np.dtype:
     return dtypes.pop()
 
 
-def check_loaded(params: Any, layout: Layout, contraction: Contraction) -> None:
+def check_loaded(params: Any, layout: Layout, contraction: Contraction, features: str, stack_hint: str) -> None:
     """That leaves which were loaded fit what the module declares, and the inputs.
 
+    Args:
+        params: the leaves, without boxes.
+        layout: what the module declares.
+        contraction: the same leaves as a contraction.
+        features: the argument that d comes from, ``"x"`` or ``"in_features"``.
+        stack_hint: how a stack is evaluated.
+
     Raises:
-        ShapeError: naming ``x`` if its width is not theirs, else the leaf at fault.
+        ShapeError: naming that argument if its d is not theirs, else the leaf at fault.
         StructureError: if a leaf is missing or has no place.
     """
     expected = layout.shapes()
     found = _shapes(params)
     if found == expected:
         return
-    if check_contraction("module", contraction):
-        hint = "Wrap the module in nn.scan or nn.vmap, as the original's layers were."
-        raise ShapeError("params", "a stack of blocks", "the params of a single block", hint)
+    if lead := check_contraction("module", contraction):
+        raise ShapeError("params", f"a stack of {lead[0]} blocks", "the params of a single block", stack_hint)
     if contraction.features != layout.features:
+        got = f"width {layout.features}" if features == "x" else f"{layout.features}"
         accepted = f"{contraction.features}, the features of the block that was loaded"
-        raise ShapeError("x", f"width {layout.features}", accepted, "")
+        raise ShapeError(features, got, accepted, "")
     raise StructureError("params", f"{found}", f"{expected}, as the module declares", "Load what fits the module.")
 
 

@@ -13,6 +13,8 @@ from jaxfold._block._leaves import STORAGE_DTYPES, unbox
 from jaxfold._block._shape import NormType
 from jaxfold._errors import OptionError, ShapeError, StructureError
 
+STACK_AXIS = 'The stack axis has to be axis 0, as variable_axes={"params": 0} and nnx.vmap make it: move it there.'
+
 
 @dataclasses.dataclass(frozen=True)
 class Affine:
@@ -67,11 +69,17 @@ def is_stacked(argument: str, layer: Affine) -> bool:
     own = tuple(shape)[max(extra, 0) :]
     if extra not in (0, 1) or any(size not in (None, got) for size, got in zip(layer.declared, own, strict=True)):
         names = ", ".join("in" if size is None else str(size) for size in layer.declared)
+        hint = STACK_AXIS if extra == 1 else ""
+        if extra > 1:
+            hint = (
+                "One stack axis is supported: contract each slice of the leaves along the others, or reshape the "
+                "stack axes into one."
+            )
         raise ShapeError(
             f"{argument}['kernel']",
             f"shape {tuple(shape)}",
             f"shape ({names}), as the module declares, or one leading axis more for a stack of layers",
-            "Put the axis of a stack first, where nn.scan and nn.vmap put it by default.",
+            hint,
         )
     return extra == 1
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from jaxfold._block._shape import consumer_path
 from jaxfold._errors import JaxfoldError, OptionError, StructureError
+from jaxfold._layers._assemble import ReadBlock
+from jaxfold._tree._block_paths import BlockPaths
 from jaxfold._tree._paths import Keys, Path, fill, join, lookup, match, split
 
 
@@ -32,9 +34,42 @@ class Resolved:
                 return error.at((path or "the model") + error.argument[len(role) :])
         return error
 
+    def block_paths(self, read: ReadBlock, *, keep_producer: bool) -> BlockPaths:
+        """The paths of the block's leaves, with the options that its modules gave.
 
-def resolve(tree: Any, producer: Any, norm: Any, consumers: Any, to: Any) -> Iterator[Resolved]:
+        Raises:
+            StructureError: if it has no place in the tree: the producer stays, and no norm goes.
+        """
+        normed = any(leaf is not None for leaf in read.layers[1].values())
+        if keep_producer and not normed and self.to is None:
+            got = f"None for the block of {join(self.producer)}, whose norm has no parameters"
+            hint = "The producer stays and no norm goes, so neither leaves a place: pass to='...'."
+            raise StructureError("to", got, "a path for the contracted block", hint)
+        named = {name: as_path(keys) for name, keys in self.consumers.items()}
+        return BlockPaths(
+            producer=as_path(self.producer),
+            norm=as_path(self.norm) if normed else None,
+            consumers=named[None] if None in named else {str(name): path for name, path in named.items()},
+            keep_producer=keep_producer,
+            to=self.to,
+            **read.options,
+        )
+
+
+def resolve(
+    tree: Any,
+    producer: Any,
+    norm: Any,
+    consumers: Any,
+    to: Any,
+    explain: Callable[[str, Keys], StructureError | None],
+) -> Iterator[Resolved]:
     """Each block that the patterns name in a tree of nested mappings.
+
+    Args:
+        tree: the modules, as nested mappings of keys.
+        producer, norm, consumers, to: paths, as the user gave them.
+        explain: what to say of an argument and its path that leads nowhere, if there is more to say than that.
 
     Raises:
         OptionError: if a path is malformed, or has another number of ``*`` than the producer's.
@@ -52,9 +87,15 @@ def resolve(tree: Any, producer: Any, norm: Any, consumers: Any, to: Any) -> Ite
     target = None if to is None else split("to", to)
     found = list(match(tree, patterns["producer"]))
     if not found:
-        _nothing(tree, patterns["producer"])
+        raise explain("producer", patterns["producer"]) or _nothing(tree, patterns["producer"])
     for keys, captures in found:
-        at = {role: lookup(role, tree, fill(role, pattern, captures))[0] for role, pattern in patterns.items()}
+        filled = {role: fill(role, pattern, captures) for role, pattern in patterns.items()}
+        at: dict[str, Keys] = {}
+        for role, path in filled.items():
+            try:
+                at[role], _ = lookup(role, tree, path)
+            except StructureError as error:
+                raise explain(role, path) or error from None
         yield Resolved(
             producer=keys,
             norm=at["norm"],
@@ -63,12 +104,12 @@ def resolve(tree: Any, producer: Any, norm: Any, consumers: Any, to: Any) -> Ite
         )
 
 
-def _nothing(tree: Any, pattern: Keys) -> NoReturn:
+def _nothing(tree: Any, pattern: Keys) -> StructureError:
     if all("*" not in str(key) for key in pattern):
         lookup("producer", tree, pattern)  # says where the path ends
     there = ", ".join(repr(str(key)) for key in tree) or "none"
     expected = f"one that a module matches; at the root there are {there}"
-    raise StructureError("producer", f"the pattern {join(pattern)!r}, which matches nothing", expected, "")
+    return StructureError("producer", f"the pattern {join(pattern)!r}, which matches nothing", expected, "")
 
 
 def as_path(keys: Keys) -> Path:

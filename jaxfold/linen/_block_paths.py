@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from jaxfold._block._leaves import unbox
-from jaxfold._block._shape import flag
-from jaxfold._errors import JaxfoldError
+from jaxfold._block._shape import consumer_path, flag
+from jaxfold._errors import JaxfoldError, StructureError
 from jaxfold._layers._assemble import ReadBlock
-from jaxfold._layers._resolve import Resolved, as_path, resolve
+from jaxfold._layers._resolve import Resolved, resolve
 from jaxfold._tree._block_paths import BlockPaths
-from jaxfold._tree._paths import Path
-from jaxfold.linen._chain import check_chain
-from jaxfold.linen._layers import PROJECTIONS, is_attention
+from jaxfold._tree._paths import Keys, Path, join
+from jaxfold.linen._chain import check_chain, check_kernels
+from jaxfold.linen._layers import PROJECTIONS, check_class, is_attention
 from jaxfold.linen._read import read
 from jaxfold.linen._record import Record, record
 
@@ -47,7 +48,8 @@ def block_paths(
         consumers: path of the consumer, or a mapping of names to such. An attention module's path stands for its
             projections.
         keep_producer: whether the producer stays, because something else reads its output.
-        to: where the contracted block goes in the tree; see :class:`jaxfold.BlockPaths`.
+        to: where the contracted block goes in the tree; see :class:`jaxfold.BlockPaths`. Needed if the producer stays
+            and the norm has no parameters.
         **kwargs: keyword arguments of the model; those that are arrays are traced.
 
     Returns:
@@ -70,24 +72,17 @@ def block_paths(
     flag("keep_producer", keep_producer)
     run = record(model, args, kwargs)
     blocks = []
-    for found in resolve(run.modules(), producer, norm, consumers, to):
+    modules = run.modules()
+    explain = functools.partial(_explain, modules)
+    for found in resolve(modules, producer, norm, consumers, to, explain):
         found = _expand_attention(run, found)
         try:
+            _check_classes(run, found)
             check_chain(run, found, keep_producer)
             own = _read(run, found)
         except JaxfoldError as error:
             raise found.rename(error) from None
-        named = {name: as_path(keys) for name, keys in found.consumers.items()}
-        blocks.append(
-            BlockPaths(
-                producer=as_path(found.producer),
-                norm=as_path(found.norm) if own.layers[1] else None,
-                consumers=named[None] if None in named else {str(name): path for name, path in named.items()},
-                keep_producer=keep_producer,
-                to=found.to,
-                **own.options,
-            )
-        )
+        blocks.append(found.block_paths(own, keep_producer=keep_producer))
     return blocks
 
 
@@ -97,6 +92,23 @@ def _expand_attention(run: Record, found: Resolved) -> Resolved:
     if not (calls and keys is not None and is_attention(calls[0].module)):
         return found
     return Resolved(found.producer, found.norm, {name: (*keys, name) for name in PROJECTIONS}, found.to)
+
+
+def _explain(modules: Mapping[str, Any], argument: str, keys: Keys) -> StructureError | None:
+    """What to say of a path from the root of the variables; None for any other."""
+    if keys[0] != "params" or "params" in modules:
+        return None
+    got, expected = f"the path {join(keys)!r}", "a path in the tree of modules, which is that of variables['params']"
+    return StructureError(argument, got, expected, "Leave out 'params/', in the other paths too.")
+
+
+def _check_classes(run: Record, found: Resolved) -> None:
+    """Before the calls: those of a subclass or a wrapper look as if the layer were used more than once."""
+    roles = {"producer": found.producer, "norm": found.norm}
+    for role, keys in (roles | {consumer_path(name): keys for name, keys in found.consumers.items()}).items():
+        for call in run.of(keys)[:1]:
+            check_class(role, call.module)
+        check_kernels(run, role, keys)
 
 
 def _read(run: Record, found: Resolved) -> ReadBlock:

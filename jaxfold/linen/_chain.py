@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import flax.linen as nn
+
 from jaxfold._block._shape import consumer_path
 from jaxfold._errors import StructureError
 from jaxfold._layers._resolve import Resolved
@@ -50,6 +52,23 @@ def check_chain(record: Record, found: Resolved, keep_producer: bool) -> None:
     if other := _other_reader(record, normed, allowed):
         hint = "Name every layer that reads it as a consumer; a norm that something else reads has to stay."
         raise StructureError("norm", f"an output that {other}", "an output that only the consumers read", hint)
+
+
+def check_kernels(record: Record, role: str, path: Path) -> None:
+    """That a layer computes with the kernel that it stores.
+
+    Raises:
+        StructureError: naming the role, if a wrapper puts another kernel in its place.
+    """
+    for call in record.calls:
+        if not isinstance(call.module, (nn.WeightNorm, nn.SpectralNorm)):
+            continue
+        inner = tuple(call.module.layer_instance.path)
+        if path[: len(inner)] == inner:
+            kind = type(call.module).__name__
+            got = f"a layer inside a {kind} ({_show(call.path)}), which computes its kernel"
+            hint = "Evaluate the kernel that it makes, and use a plain layer with that."
+            raise StructureError(role, got, "a layer with a kernel of its own", hint)
 
 
 def _outputs(calls: Iterable[Call]) -> set[int]:

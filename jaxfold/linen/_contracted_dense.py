@@ -101,7 +101,8 @@ class ContractedDense(nn.Module):
         if self.has_variable("params", "denominator") and self.has_variable("params", group):
             loaded = {key: self.get_variable("params", key) for key in ("denominator", group)}
             loaded = jax.tree.map(unbox, loaded, is_leaf=lambda leaf: isinstance(leaf, AxisMetadata))
-            check_loaded(loaded, layout, self._contraction(loaded))
+            hint = "Wrap the module in nn.scan or nn.vmap, as the original's layers were."
+            check_loaded(loaded, layout, self._contraction(loaded), "x", hint)
         params = {
             "denominator": self.param("denominator", self._init_denominator, layout),
             group: self.param(group, self._init_consumers, layout),

@@ -26,8 +26,10 @@ NORMS: dict[type, Any] = {nn.LayerNorm: "layernorm", nn.RMSNorm: "rmsnorm"}
 ATTENTION: dict[type, str] = {nn.MultiHeadDotProductAttention: "", nn.MultiHeadAttention: "", nn.SelfAttention: ""}
 PROJECTIONS = ("query", "key", "value")
 
-_LAYER = "a Dense, DenseGeneral or Einsum: bound, or a pair (definition, params)"
-_NORM = "a LayerNorm or RMSNorm: bound, or a pair (definition, params)"
+_AFFINES, _NORMS = "a Dense, DenseGeneral or Einsum", "a LayerNorm or RMSNorm"
+_GIVEN = ": bound, or a pair (definition, params)"
+_LAYER, _NORM = _AFFINES + _GIVEN, _NORMS + _GIVEN
+_OVERRIDDEN = "A layer that computes something else than its base cannot be read."
 _LIFTED = "For a layer that nn.vmap, nn.scan or nn.remat made, pass (the plain definition, its params)."
 
 
@@ -52,6 +54,18 @@ def _require_leaves(argument: str, leaves: Any, expected: str, kind: str) -> Map
         hint = "A definition has no parameters: pass (definition, params['its_name']), or a layer of model.bind(...)."
         raise StructureError(argument, f"a {kind} that is not bound", expected, hint)
     return leaves
+
+
+def check_class(role: str, module: Any) -> None:
+    """That a module in a model is of a class that can be read there.
+
+    Raises:
+        StructureError: naming the role.
+    """
+    if role == "norm":
+        match_class(role, module, NORMS, _NORMS, _OVERRIDDEN)
+    else:
+        match_class(role, module, AFFINE, _AFFINES, _OVERRIDDEN)
 
 
 def read_affine(argument: str, layer: Any) -> Affine:

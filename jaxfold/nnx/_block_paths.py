@@ -8,11 +8,12 @@ from typing import Any
 from jaxfold._block._shape import consumer_path, flag
 from jaxfold._errors import JaxfoldError, StructureError
 from jaxfold._layers._assemble import ReadBlock
-from jaxfold._layers._resolve import Resolved, as_path, resolve
+from jaxfold._layers._resolve import Resolved, resolve
 from jaxfold._tree._block_paths import BlockPaths
 from jaxfold._tree._paths import Path
 from jaxfold.nnx._layers import PROJECTIONS, is_attention
 from jaxfold.nnx._read import read
+from jaxfold.nnx._sequential import check_sequential
 from jaxfold.nnx._walk import Walk
 
 
@@ -27,10 +28,11 @@ def block_paths(
 ) -> list[BlockPaths]:
     """Blocks of an NNX model as :class:`jaxfold.BlockPaths`, for its state, with nothing guessed.
 
-    Epsilon, the kind of norm and stacks (``nnx.vmap``, ``nnx.scan``) are read from the modules and their shapes. In
-    which order the model calls them, and what else reads what they return, is not seen: name only a norm that reads the
-    producer's output and nothing else. Where something else reads that output too, pass ``keep_producer=True``; where
-    something else than the consumers reads the norm's, the block cannot be contracted.
+    Epsilon, the kind of norm and stacks (``nnx.vmap``, ``nnx.scan``) are read from the modules and their shapes. Those
+    that are members of one ``nnx.Sequential`` have to be neighbours in it. Elsewhere, in which order the model calls
+    them is not seen, nor is what else reads what they return: name only a norm that reads the producer's output and
+    nothing else. Where something else reads that output too, pass ``keep_producer=True``; where something else than the
+    consumers reads the norm's, the block cannot be contracted.
 
     Args:
         model: an ``nnx.Module``; abstract variables will do. It is not changed.
@@ -40,14 +42,16 @@ def block_paths(
         consumers: path of the consumer, or a mapping of names to such. The path of an attention module stands for its
             projections.
         keep_producer: whether the producer stays, because something else reads its output.
-        to: where the contracted block goes in the tree; see :class:`jaxfold.BlockPaths`.
+        to: where the contracted block goes in the tree; see :class:`jaxfold.BlockPaths`. Needed if the producer stays
+            and the norm has no parameters.
 
     Returns:
         A list of :class:`jaxfold.BlockPaths`, in the order of the model's attributes.
 
     Raises:
-        StructureError: if a path leads nowhere or matches nothing, a layer is of another class, or one of its variables
-            belongs to another module too.
+        StructureError: if a path leads nowhere or matches nothing, a layer is of another class, one of its variables
+            belongs to another module too, something stands between members of one ``nnx.Sequential``, or the block has
+            no place without ``to``.
         OptionError: naming the path and attribute that cannot be contracted, as in ``layers/0/norm.reduction_axes``.
         ShapeError, DtypeError: if leaves do not fit each other.
 
@@ -65,24 +69,14 @@ def block_paths(
     flag("keep_producer", keep_producer)
     walk = Walk(model)
     blocks = []
-    for found in resolve(walk.tree, producer, norm, consumers, to):
+    for found in resolve(walk.tree, producer, norm, consumers, to, walk.explain):
         found = _expand_attention(walk, found)
         try:
             own = _read(walk, found)
+            check_sequential(walk, found)
         except JaxfoldError as error:
             raise found.rename(error) from None
-        named = {name: as_path(keys) for name, keys in found.consumers.items()}
-        has_parameters = any(leaf is not None for leaf in own.layers[1].values())
-        blocks.append(
-            BlockPaths(
-                producer=as_path(found.producer),
-                norm=as_path(found.norm) if has_parameters else None,
-                consumers=named[None] if None in named else {str(name): path for name, path in named.items()},
-                keep_producer=keep_producer,
-                to=found.to,
-                **own.options,
-            )
-        )
+        blocks.append(found.block_paths(own, keep_producer=keep_producer))
     return blocks
 
 

@@ -15,10 +15,10 @@ from flax.typing import Dtype, Initializer, PrecisionLike
 from jaxfold._block._apply import apply
 from jaxfold._block._contraction import Contraction
 from jaxfold._block._shape import Form, NormType
-from jaxfold._layers._describe import describe
+from jaxfold._layers._describe import check_loaded, describe
 from jaxfold._layers._initializers import init_consumer, init_denominator
 from jaxfold._layers._layer import canonical_dtype
-from jaxfold._layers._layout import group_dtype, read_options
+from jaxfold._layers._layout import Layout, group_dtype, read_options
 from jaxfold.nnx._read import read
 
 Features = int | Sequence[int]
@@ -66,7 +66,9 @@ class ContractedDense(nnx.Module):
 
     Raises:
         OptionError: if an argument is not accepted.
-        ShapeError: when called, if ``x`` has another width than ``in_features``.
+        ShapeError: when called, if ``x`` has another width than ``in_features``, or the variables hold what was loaded
+            from a block of other sizes or another form.
+        StructureError: when called, if what was loaded has other leaves.
         DtypeError: when called, if ``x`` is not real floating.
 
     Example:
@@ -124,8 +126,21 @@ class ContractedDense(nnx.Module):
 
     def __call__(self, x: Any) -> Any:
         """``(..., d)`` → ``(..., *features)``, or a dict of such by consumer."""
-        outputs = apply(self.contraction, x, precision=self.precision)
+        contraction = self.contraction
+        self._check_loaded(contraction)
+        outputs = apply(contraction, x, precision=self.precision)
         return outputs if self.dtype is None else jax.tree.map(lambda y: y.astype(self.dtype), outputs)
+
+    def _check_loaded(self, contraction: Contraction) -> None:
+        """That the variables are what the arguments describe: ``nnx.update`` takes any shapes."""
+        outputs: dict[Any, Any] = {None: self.features} if isinstance(self.features, tuple) else {**self.features}
+        layout = Layout(self.in_features, outputs, self.width, self.use_bias, self.form)
+        # Some versions of Flax keep groups that have no place here beside the module's own.
+        loaded = {key: _values(getattr(self, key)) for key in ("denominator", "consumer") if hasattr(self, key)}
+        if hasattr(self, "consumers"):
+            loaded["consumers"] = {name: _values(self.consumers[name]) for name in self.consumers}
+        hint = "Call the module in nnx.scan or nnx.vmap, as the original's layers were."
+        check_loaded(loaded, layout, contraction, "in_features", hint)
 
     @property
     def contraction(self) -> Contraction:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from flax import nnx
 
 from jaxfold._errors import StructureError
+from jaxfold._tree._paths import Keys, join
 
-Keys = tuple[Any, ...]
+_SHARED = "Contracting it here would change it there: give the block layers of its own first."
 
 
 class Walk:
@@ -31,21 +32,48 @@ class Walk:
                 if isinstance(child, (nnx.Variable, nnx.Module)):
                     self._owners[id(child)] += 1
             seen.append(value)
+        self._root = model
+        self._paths = {id(module): path for path, module in self.modules.items()}
         for path in sorted(self.modules, key=len):
             node = self.tree
             for key in path:
                 node = node.setdefault(key, {})
 
+    def explain(self, argument: str, keys: Keys) -> StructureError | None:
+        """What to say of a path that leads nowhere in ``tree``, if it names a module that is also somewhere else."""
+        node = self._root
+        for end, key in enumerate(keys, start=1):
+            node = _child(node, key)
+            own = self._paths.get(id(node))
+            if own is None or join(own) == join(keys[:end]):
+                continue
+            there = f"{join(own)!r}" if own else "the root"
+            got = f"the path {join(keys)!r}, though the module at {join(keys[:end])!r} is also at {there}"
+            expected = f"a path as in the state, which holds it there alone: {join((*own, *keys[end:]))!r}"
+            return StructureError(argument, got, expected, _SHARED if end == len(keys) else "")
+        return None
+
     def require_sole_owner(self, argument: str, path: Keys) -> None:
         """Raises :class:`StructureError` if a module or one of its variables is used in several places."""
         module = self.modules[path]
-        hint = "Contracting it here would change it there: give the block layers of its own first."
         if self._owners[id(module)] > 1:
-            raise StructureError(argument, "a module that the model holds in several places", "one of its own", hint)
+            raise StructureError(argument, "a module that the model holds in several places", "one of its own", _SHARED)
         for name, leaf in vars(module).items():
             if isinstance(leaf, nnx.Variable) and self._owners[id(leaf)] > 1:
                 got = "a variable that the model holds in several places"
-                raise StructureError(f"{argument}.{name}", got, "one of its own", hint)
+                raise StructureError(f"{argument}.{name}", got, "one of its own", _SHARED)
+
+
+def _child(node: Any, key: Any) -> Any:
+    """The item or attribute of that name; None if there is none."""
+    if isinstance(key, str) and isinstance(node, nnx.Module) and key in vars(node):
+        return vars(node)[key]
+    for candidate in (key, int(key) if isinstance(key, str) and key.isdecimal() else key):
+        try:
+            return cast(Any, node)[candidate]
+        except (TypeError, KeyError, IndexError, AttributeError, ValueError):
+            continue
+    return None
 
 
 def _children(value: Any) -> list[Any]:

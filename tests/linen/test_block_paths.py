@@ -71,7 +71,8 @@ def paths(prefix: str = "", **changes: Any) -> dict[str, Any]:
 )
 def test_reads(name: str, stacked: bool) -> None:
     (found,) = block_paths(Model(), X, **paths(f"{name}/"))
-    assert found == jaxfold.BlockPaths(**paths(f"{name}/"), epsilon=1e-3, stacked=stacked)
+    options: dict[str, Any] = {"epsilon": 1e-3, "norm_type": "layernorm", "stacked": stacked}
+    assert found == jaxfold.BlockPaths(**paths(f"{name}/"), **options)
 
 
 def test_wildcards() -> None:
@@ -86,6 +87,13 @@ def test_attention_and_bare_norm() -> None:
     assert found.norm is None
     assert found.norm_type == "rmsnorm"
     assert found.consumers == {name: f"attention/{name}" for name in ("query", "key", "value")}
+
+
+def test_a_place_for_a_block_without_one() -> None:
+    names: dict[str, Any] = {"producer": "into", "norm": "bare", "consumers": "attention"}
+    (found,) = block_paths(Model(), X, **names, keep_producer=True, to="block")
+    assert (found.norm, found.to) == (None, "block")
+    assert block_paths(Model(), X, **paths("layer_1/"), keep_producer=True)[0].to is None
 
 
 def test_outer_layer_is_named_first() -> None:
@@ -163,8 +171,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "axes.reduction_axes",
         "Only a norm over the last axis",
     ),
-    "a class that is no layer": (paths("layer_1/", consumers="layer_1"), "layer_1", "an input of its own"),
+    "a class that is no layer": (
+        paths("layer_1/", consumers="layer_1"),
+        "layer_1",
+        "a Layer; expected a Dense, DenseGeneral or Einsum.",
+    ),
     "no match": (paths("layers_*/"), "producer", "matches nothing; expected one that a module matches"),
+    "from the root of the variables": (paths("params/layer_1/"), "producer", "Leave out 'params/'"),
+    "a pattern from there": (paths("params/layer_*/"), "producer", "Leave out 'params/'"),
+    "only one from there": (paths("layer_1/", consumers=("params", "layer_1", "down")), "consumers", "Leave out"),
+    "no place": (
+        {"producer": "into", "norm": "bare", "consumers": "attention", "keep_producer": True},
+        "to",
+        "None for the block of into, whose norm has no parameters; expected a path for the contracted block",
+    ),
     "no such producer": (paths("layer_1/", producer="layer_1/in"), "producer", "has the keys 'up'"),
     "no such norm": (paths("layer_1/", norm="layer_1/ln"), "norm", "has the keys 'up'"),
     "wildcards": (paths("layer_1/", norm="*/norm"), "norm", "with 1"),

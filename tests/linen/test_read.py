@@ -145,7 +145,7 @@ def test_stack(kind: str, form: Any) -> None:
     assert error(truth, stack.apply(loaded, x, None)[0]) < TOLERANCE
     reversed_ = jax.tree.map(lambda leaf: leaf[::-1], loaded)
     assert error(truth, stack.apply(reversed_, x, None)[0]) > NOTICED
-    with pytest.raises(jaxfold.ShapeError, match="stack of blocks"):
+    with pytest.raises(jaxfold.ShapeError, match="stack of 3 blocks"):
         ContractedDense.from_contraction(contraction).apply({"params": contraction.params}, x)
 
 

@@ -54,6 +54,8 @@ class Model(nnx.Module):
         self.head.kernel = self.tied.down.kernel
         self.twice = Layer(rngs)
         self.again = self.twice.up
+        self.known = self.named
+        self.model = self
         self.epsilon = Layer(rngs, epsilon=0.0)
 
 
@@ -70,12 +72,12 @@ def paths(prefix: str = "", **changes: Any) -> dict[str, Any]:
 def test_reads(abstract: bool, model: Any) -> None:
     model = nnx.eval_shape(Model) if abstract else model
     found = block_paths(model, **paths("layers/*/", to="layers/*/block"))
-    options: dict[str, Any] = {"epsilon": 1e-3, "to": "layers/0/block"}
-    assert found[0] == jaxfold.BlockPaths(**paths("layers/0/"), **options)
+    options: dict[str, Any] = {"epsilon": 1e-3, "norm_type": "layernorm"}
+    assert found[0] == jaxfold.BlockPaths(**paths("layers/0/"), **options, to="layers/0/block")
     assert (found[1].producer, found[1].epsilon, found[1].to) == ("layers/1/up", 64.0, "layers/1/block")
     (stack,) = block_paths(model, **paths("stack/"), keep_producer=True)
-    assert stack == jaxfold.BlockPaths(**paths("stack/"), epsilon=1e-3, stacked=True, keep_producer=True)
-    assert block_paths(model, **paths("named/*/"))[0].norm == "named/first/norm"
+    assert stack == jaxfold.BlockPaths(**paths("stack/"), **options, stacked=True, keep_producer=True)
+    assert block_paths(model, **paths("known/*/"))[0].norm == "known/first/norm"
     names = {"producer": ("layers", 0, "up"), "norm": "layers/0/norm", "consumers": {"out": ("layers", 0, "down")}}
     assert block_paths(model, **names)[0].consumers == {"out": "layers/0/down"}
 
@@ -109,6 +111,24 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "again",
         "holds in several places",
     ),
+    "alias": (
+        paths("twice/"),
+        "producer",
+        "the path 'twice/up', though the module at 'twice/up' is also at 'again'; expected a path as in the state, "
+        "which holds it there alone: 'again'. Contracting it here",
+    ),
+    "alias of one that encloses it": (
+        paths("named/first/"),
+        "producer",
+        "is also at 'known'; expected a path as in the state, which holds it there alone: 'known/first/up'.",
+    ),
+    "alias of a consumer": (paths("layers/0/", consumers="model/layers/0/down"), "consumers", "also at the root"),
+    "pattern below an alias": (paths("named/*/"), "producer", "holds it there alone: 'known/*/up'"),
+    "no place": (
+        paths("attend/", keep_producer=True),
+        "to",
+        "None for the block of attend/up, whose norm has no parameters; expected a path for the contracted block",
+    ),
     "container": (paths("layers/0/", producer="layers"), "layers", "expected a"),
     "a module that is no layer": (paths("layers/0/", norm="layers/0"), "layers/0", "a Layer; expected"),
     "no match": (paths("blocks/*/"), "producer", "matches nothing"),
@@ -117,6 +137,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "wildcards": (paths("layers/0/", norm="layers/*/norm"), "norm", "with 1"),
     "flag": (paths("layers/0/", keep_producer="yes"), "keep_producer", "True or False"),
 }
+
+
+def test_a_place_for_a_block_without_one(model: Model) -> None:
+    assert block_paths(model, **paths("attend/", to="attend/block"), keep_producer=True)[0].to == "attend/block"
+    assert block_paths(model, **paths("layers/0/"), keep_producer=True)[0].to is None
 
 
 @pytest.mark.parametrize("name", REFUSED)

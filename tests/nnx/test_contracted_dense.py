@@ -234,3 +234,47 @@ def test_inputs_that_do_not_fit() -> None:
     traced = jaxfold.contract_traced(*make_case(dtype=np.float32).layers, epsilon=1e-3)
     with pytest.raises(jaxfold.StructureError, match="contract_traced"):
         ContractedDense.from_contraction(traced)
+
+
+LOADED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "in_features": ({}, {"in_features": 6}, "in_features", "got 5; expected 6, the features of the block"),
+    "features": ({}, {"features": 8}, "params", "as the module declares"),
+    "several axes": ({"features": (7, 1)}, {"features": 7}, "params", "as the module declares"),
+    "bias": ({"use_bias": False}, {}, "params", "as the module declares"),
+    "no bias": ({}, {"use_bias": False}, "module.params['denominator']['kernel']", "5 squares"),
+    "standard form": ({}, {"form": "standard"}, "module.params['consumer']", "'kernel' in the direct form"),
+    "direct form": ({"form": "standard"}, {}, "module.params['consumer']['kernel']", "shape (7, 7)"),
+    "packed form": ({}, {"form": "packed"}, "module.params['denominator']['kernel']", "2 axes in the direct form"),
+    "width": ({}, {"width": 4}, "module.params['denominator']['kernel']", "min(width, 6)"),
+}
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_loaded_from_another_block(name: str) -> None:
+    """nnx.update takes variables of any shape; the call does not, with inputs that would fit them either."""
+    own, loaded, argument, words = LOADED[name]
+    options: dict[str, Any] = {"in_features": 5, "features": 7, "width": 16, "epsilon": 1e-3}
+    module, other = (ContractedDense(**(options | change), rngs=Rngs(0)) for change in (own, loaded))
+    x = jnp.zeros((2, other.in_features))
+    other(x)
+    nnx.update(module, nnx.state(other))
+    with pytest.raises(jaxfold.JaxfoldError) as caught:
+        module(x)
+    assert caught.value.argument == argument
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "loaded"), [(7, {"a": 7}), ({"a": 7}, 7), ({"a": 7}, {"a": 7, "b": 7}), ({"a": 7}, {"b": 7})], ids=str
+)
+def test_loaded_with_other_consumers(own: Any, loaded: Any) -> None:
+    """Some versions of Flax refuse the state themselves, others keep what has no place."""
+    options: dict[str, Any] = {"width": 16, "epsilon": 1e-3, "rngs": Rngs(0)}
+    module, other = ContractedDense(5, own, **options), ContractedDense(5, loaded, **options)
+
+    def load_and_call() -> Any:
+        nnx.update(module, nnx.state(other))
+        return module(jnp.zeros((2, 5)))
+
+    with pytest.raises(ValueError, match=r"Found data|as the module declares"):
+        load_and_call()

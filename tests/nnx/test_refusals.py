@@ -158,10 +158,15 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], str, str]] = {
         "consumers['kernel']",
         "a leading axis over layers",
     ),
+    "two stack axes": (
+        lambda: {"producer": stacked(stacked(linear()))},
+        "producer['kernel']",
+        "contract each slice of the leaves along the others, or reshape",
+    ),
     "stack axis elsewhere": (
         lambda: {"producer": stacked(linear(), -1)},
         "producer['kernel']",
-        "Put the axis of a stack",
+        "The stack axis has to be axis 0",
     ),
     "quantised variable": (
         lambda: {"producer": changed(linear(use_bias=False), kernel=nnx.Param(jnp.ones((D, N), jnp.int8)))},
