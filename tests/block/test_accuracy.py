@@ -2,8 +2,8 @@
 
 The bar is a factor of 2, on every family and for both forms: for the typical error (root mean square over all entries)
 and for the 99th percentile of the errors. The largest error of thousands is another matter where the output is a small
-difference of large terms: one unlucky entry decides, and which one depends on the order in which a machine adds, for the
-original as for the contracted block. Its bar is 5. ``benchmarks/accuracy.py`` prints all the figures.
+difference of large terms: one unlucky entry decides, and which one depends on the order in which a machine adds, for
+the original as for the contracted block. Its bar is 5. ``benchmarks/accuracy.py`` prints all the figures.
 """
 
 from __future__ import annotations
