@@ -19,9 +19,12 @@ from jaxfold._errors import ConcretenessError as ConcretenessError
 from jaxfold._errors import DtypeError as DtypeError
 from jaxfold._errors import GrowthError as GrowthError
 from jaxfold._errors import JaxfoldError as JaxfoldError
+from jaxfold._errors import NotFoldedError as NotFoldedError
 from jaxfold._errors import OptionError as OptionError
 from jaxfold._errors import ShapeError as ShapeError
 from jaxfold._errors import StructureError as StructureError
+from jaxfold._fold._fold import Folded as Folded
+from jaxfold._fold._fold import fold as fold
 from jaxfold._tree._block_paths import BlockPaths as BlockPaths
 from jaxfold._tree._contract_tree import contract_tree as contract_tree
 from jaxfold._tree._fold_report import FoldReport as FoldReport

@@ -80,3 +80,7 @@ class GrowthError(JaxfoldError, ValueError):
         self.plan = plan
         super().__init__(argument, got, expected, hint)
         self.args = (*self.args, plan)  # what copy and pickle pass on to __init__
+
+
+class NotFoldedError(JaxfoldError, ValueError):
+    """A norm is left alone that :func:`jaxfold.fold` was told to contract, by ``strict=True``."""

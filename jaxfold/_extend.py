@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
-__all__ = ["Primitive", "ad", "batching", "enable_x64", "mlir"]
+__all__ = ["ClosedJaxpr", "Jaxpr", "Literal", "Primitive", "ad", "batching", "bind", "enable_x64", "line_of", "mlir"]
 
 
 def enable_x64() -> Any:
@@ -18,3 +21,34 @@ def enable_x64() -> Any:
     from jax.experimental import enable_x64  # pyright: ignore[reportAttributeAccessIssue]  # before JAX 0.8
 
     return enable_x64()
+
+
+def bind(equation: Any, arguments: Sequence[Any]) -> list[Any]:
+    """The outputs of a jaxpr's equation for other arguments, in the context that it was traced in."""
+    primitive = equation.primitive
+    given = primitive.get_bind_params(equation.params)
+    functions, params = given if isinstance(given, tuple) else ((), given)  # a tuple before JAX 0.10
+    context = source_info_util.user_context(
+        equation.source_info.traceback,
+        name_stack=source_info_util.current_name_stack() + equation.source_info.name_stack,
+    )
+    with context, equation.ctx.manager:
+        outputs = primitive.bind(*functions, *arguments, **params)
+    return list(outputs) if primitive.multiple_results else [outputs]
+
+
+LIBRARIES = re.compile(r"[/\\\\](jax|jaxlib|flax|haiku|equinox|jaxfold)[/\\\\](?!.*[/\\\\]site-packages[/\\\\])")
+
+
+def line_of(equation: Any) -> str:
+    """The user's line that the equation was traced from, as ``file:line (function)``, and the module's name if any."""
+    traceback = equation.source_info.traceback
+    frames = [] if traceback is None else traceback.frames
+    frame = next((frame for frame in frames if not LIBRARIES.search(frame.file_name)), None)
+    where = (
+        source_info_util.summarize(equation.source_info)
+        if frame is None
+        else f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+    )
+    name = str(equation.source_info.name_stack)
+    return f"{name} at {where}" if name else where

@@ -21,9 +21,17 @@ import jaxfold.linen
 import jaxfold.nnx
 
 NAMES = (
-    *("apply", "contract", "contract_traced", "contract_tree", "convert", "plan", "verify"),
-    *("Block", "BlockPaths", "Certificate", "Contraction", "Cost", "Errors", "FoldReport", "FoldRow", "Plan"),
-    *("CoefficientError", "ConcretenessError", "DtypeError", "GrowthError", "JaxfoldError", "OptionError"),
+    *("apply", "contract", "contract_traced", "contract_tree", "convert", "fold", "plan", "verify"),
+    *("Block", "BlockPaths", "Certificate", "Contraction", "Cost", "Errors", "Folded", "FoldReport", "FoldRow", "Plan"),
+    *(
+        "CoefficientError",
+        "ConcretenessError",
+        "DtypeError",
+        "GrowthError",
+        "JaxfoldError",
+        "NotFoldedError",
+        "OptionError",
+    ),
     *("ShapeError", "StructureError"),
 )
 ROOT = pathlib.Path(str(importlib.resources.files("jaxfold")))
@@ -123,6 +131,8 @@ ALLOWED = {
     "_algebra": {"_extend", "_errors"},
     "_block": {"_algebra", "_errors"},
     "_tree": {"_block", "_algebra", "_errors"},
+    "_fold": {"_extend", "_tree", "_block", "_algebra", "_errors"},
+    "extend": {"_fold"},
     "_files": {"_tree", "_block", "_algebra", "_errors"},
     "_layers": {"_tree", "_block", "_algebra", "_errors"},
     "linen": {"_layers", "_tree", "_block", "_algebra", "_errors"},

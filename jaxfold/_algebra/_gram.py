@@ -21,8 +21,9 @@ S is (p, p) and formed first, so that in reverse mode the cotangent of T is a (p
 batch × n ever exists. The rules mention only G and products of T, so they are closed under differentiation: every order
 and every composition of forward and reverse mode follows, for T of any shape and rank.
 
-G has to be a primitive. As a ``custom_jvp`` function it would be right to first order, but JAX transposes a tangent by
-inlining the function that computes it, and there R is a constant: forward over reverse would silently lose a term.
+G and q have to be primitives. As ``custom_jvp`` functions they would be right to first order, but JAX inlines the
+function where it transposes a tangent, or takes a scan apart into what is known and what is not, and in the function R
+is a constant: forward over reverse would silently lose a term.
 
 Source: design of record, section 2.
 """
@@ -30,7 +31,7 @@ Source: design of record, section 2.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -61,25 +62,13 @@ def gram_product(w: jax.Array, rows: jax.Array, upper: jax.Array) -> jax.Array:
     return _gram_p.bind(flat, rows, upper).reshape(w.shape)
 
 
-@jax.custom_jvp
 def quadratic_form(x: jax.Array, rows: jax.Array, upper: jax.Array) -> jax.Array:
     """``q = ‖R x̄ᵀ‖²`` for each row x̄ of ``x``: ``(..., p)`` → ``(...)``; differentiable in ``x`` and ``rows``."""
-    return jnp.sum(jnp.square(_matmul(x, upper.T)), axis=-1)
+    return _form_p.bind(x.reshape(-1, x.shape[-1]), rows, upper).reshape(x.shape[:-1])
 
 
-@functools.partial(quadratic_form.defjvp, symbolic_zeros=True)
-def _quadratic_form_jvp(primals: Any, tangents: Any) -> Any:
-    x, rows, upper = primals
-    dx, drows, _ = tangents
-    tangent = jnp.zeros(x.shape[:-1], x.dtype)
-    if type(dx) is not jax.custom_derivatives.SymbolicZero:
-        tangent = tangent + 2 * jnp.sum(gram_product(x, rows, upper) * dx, axis=-1)
-    if type(drows) is not jax.custom_derivatives.SymbolicZero:
-        tangent = tangent + 2 * jnp.sum(_matmul(x, _matmul(drows, rows.T)) * x, axis=-1)
-    return quadratic_form(x, rows, upper), tangent
-
-
-# The primitive takes matrices with the same leading batch axes: w (..., r, p), rows (..., p, n), upper (..., k, p).
+# The primitives take matrices with the same leading batch axes: w or x (..., r, p), rows (..., p, n), upper
+# (..., k, p).
 
 
 def _evaluate(w: jax.Array, rows: jax.Array, upper: jax.Array) -> jax.Array:
@@ -105,19 +94,39 @@ def _transpose(cotangent: Any, w: Any, rows: Any, upper: Any) -> tuple[Any, None
     return _gram_p.bind(cotangent, rows, upper), None, None
 
 
-def _batch(args: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, int]:
-    w, rows, upper = args
-    if axes[1] is None and axes[2] is None:
-        # More rows of w for the same T: one product of more rows.
-        w = jnp.moveaxis(w, axes[0], -3)
-        flat = w.reshape(*w.shape[:-3], -1, w.shape[-1])
-        return _gram_p.bind(flat, rows, upper).reshape(w.shape), w.ndim - 3
-    size = next(arg.shape[axis] for arg, axis in zip(args, axes, strict=True) if axis is not None)
-    batched = [
-        jnp.broadcast_to(arg, (size, *arg.shape)) if axis is None else jnp.moveaxis(arg, axis, 0)
-        for arg, axis in zip(args, axes, strict=True)
-    ]
-    return _gram_p.bind(*batched), 0
+def _batcher(primitive: Primitive) -> Callable[..., tuple[Any, int]]:
+    def batch(args: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, int]:
+        w, rows, upper = args
+        if axes[1] is None and axes[2] is None:
+            # More rows of w for the same T: one product of more rows.
+            w = jnp.moveaxis(w, axes[0], -3)
+            flat = primitive.bind(w.reshape(*w.shape[:-3], -1, w.shape[-1]), rows, upper)
+            lead = w.ndim - 3
+            return flat.reshape(*w.shape[:-1], *flat.shape[lead + 1 :]), lead
+        size = next(arg.shape[axis] for arg, axis in zip(args, axes, strict=True) if axis is not None)
+        batched = [
+            jnp.broadcast_to(arg, (size, *arg.shape)) if axis is None else jnp.moveaxis(arg, axis, 0)
+            for arg, axis in zip(args, axes, strict=True)
+        ]
+        return primitive.bind(*batched), 0
+
+    return batch
+
+
+def _evaluate_form(x: jax.Array, rows: jax.Array, upper: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.square(_matmul(x, _transposed(upper))), axis=-1)
+
+
+def _form_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    x, rows, upper = primals
+    dx, drows, _ = tangents
+    out = _form_p.bind(x, rows, upper)
+    terms = []
+    if type(dx) is not ad.Zero:
+        terms.append(2 * jnp.sum(_gram_p.bind(x, rows, upper) * dx, axis=-1))
+    if type(drows) is not ad.Zero:
+        terms.append(2 * jnp.sum(_matmul(x, _matmul(drows, _transposed(rows))) * x, axis=-1))
+    return out, sum(terms[1:], terms[0]) if terms else jnp.zeros_like(out)
 
 
 _gram_p = Primitive("gram_product")
@@ -126,4 +135,11 @@ _gram_p.def_abstract_eval(lambda w, rows, upper: w)
 mlir.register_lowering(_gram_p, mlir.lower_fun(_evaluate, multiple_results=False))
 ad.primitive_jvps[_gram_p] = _jvp
 ad.primitive_transposes[_gram_p] = _transpose
-batching.primitive_batchers[_gram_p] = _batch
+batching.primitive_batchers[_gram_p] = _batcher(_gram_p)
+
+_form_p = Primitive("gram_quadratic_form")
+_form_p.def_impl(jax.jit(_evaluate_form))
+_form_p.def_abstract_eval(lambda x, rows, upper: x.update(shape=x.shape[:-1]))
+mlir.register_lowering(_form_p, mlir.lower_fun(_evaluate_form, multiple_results=False))
+ad.primitive_jvps[_form_p] = _form_jvp
+batching.primitive_batchers[_form_p] = _batcher(_form_p)

@@ -1,0 +1,1 @@
+"""fold: finding and contracting blocks in any JAX function."""

@@ -1,0 +1,143 @@
+"""What the domain knows of every array of a program."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from jaxfold._fold import _rules_arithmetic, _rules_layout, _rules_sums
+from jaxfold._fold._affine import Affine, Quadratic, Square
+from jaxfold._fold._known import Known, reshape
+from jaxfold._fold._program import LARGEST_CONSTANT, Equation, Program, Value, small_constant
+from jaxfold._fold._registry import RULES, Abstract, Operands
+
+LIBRARY = (_rules_arithmetic, _rules_layout, _rules_sums)  # imported for the rules that they register
+
+
+ENTRY_BY_ENTRY = {
+    *("add", "sub", "mul", "div", "max", "min", "pow", "integer_pow", "square", "sqrt", "rsqrt", "cbrt", "neg", "abs"),
+    *("exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf", "sign", "convert_element_type", "copy"),
+}
+
+
+class Analysis:
+    """The abstract array of every value, and the parameters that a known one depends on.
+
+    Attributes:
+        program: what was analysed.
+        constant: for opaque values, the axes along which they only repeat themselves.
+        given: for each input, the parameters that it depends on, or None if it is none but a runtime input.
+        abstract: for each value that was reached, its :data:`Abstract`.
+        depends: for each known value, the indices of the parameters that it depends on, as the bits of an integer.
+    """
+
+    def __init__(self, program: Program, depends: list[int | None]) -> None:
+        self.program, self.given = program, depends
+        self.abstract: dict[Value, Abstract] = {}
+        self.depends: dict[Value, int] = {}
+        self.constant: dict[Value, frozenset[int]] = {}
+        for value, bits in zip(program.inputs, depends, strict=True):
+            self.abstract[value] = None if bits is None else Known(value.shape, value=value)
+            self.depends[value] = bits or 0
+        for equation in program.equations:
+            self._step(equation)
+
+    def of(self, value: Value) -> Abstract:
+        if value in self.abstract:
+            return self.abstract[value]
+        return Known(value.shape, value=value)  # a constant
+
+    def is_source(self, value: Value) -> bool:
+        """Whether it is affine, but narrower than what it is computed from: opaque to whatever reads it."""
+        abstract = self.abstract.get(value)
+        return isinstance(abstract, Affine) and abstract.narrows
+
+    def is_known(self, value: Value) -> bool:
+        return value.constant is not None or isinstance(self.abstract.get(value), Known)
+
+    def _step(self, equation: Equation) -> None:
+        effects = bool(equation.source.effects)
+        if not effects and all(self.is_known(value) for value in equation.inputs):
+            depends = 0
+            for value in equation.inputs:
+                depends |= self.depends.get(value, 0)
+            if not depends:
+                _compute(equation)
+            for output in equation.outputs:
+                self.abstract[output] = self._known(equation, output)
+                self.depends[output] = depends
+            return
+        result: Abstract = None
+        rule = RULES.get(equation.name)
+        if rule is not None and not effects and len(equation.outputs) == 1 and _is_floating(equation.outputs[0]):
+            operands = [None if self.is_source(value) else self.of(value) for value in equation.inputs]
+            result = rule(Operands(equation, operands, [self._constant(value) for value in equation.inputs]))
+        if len(equation.outputs) == 1:
+            self.abstract[equation.outputs[0]] = result
+            if result is None and equation.name in ENTRY_BY_ENTRY:
+                self._repeats(equation)
+        else:
+            self.abstract |= dict.fromkeys(equation.outputs)
+
+    def _repeats(self, equation: Equation) -> None:
+        """Notes the axes along which an opaque result only repeats itself, since all its operands do."""
+        output = equation.outputs[0]
+        axes = {axis for axis, size in enumerate(output.shape) if size != 1}
+        for value in equation.inputs:
+            if value.shape:
+                axes &= self._constant(value) | {axis for axis, size in enumerate(value.shape) if size == 1}
+        if axes:
+            self.constant[output] = frozenset(axes)
+
+    def _constant(self, value: Value) -> frozenset[int]:
+        """The axes, of a size other than 1, along which an array only repeats itself."""
+        abstract, shape = self.of(value), value.shape
+        if isinstance(abstract, Known):
+            varies = {axis for axis, size in enumerate(abstract.shape) if size != 1}
+            varies = set() if small_constant(value) is not None and not any(value.constant.strides) else varies
+        elif isinstance(abstract, Quadratic):
+            varies = {axis for axis, own in enumerate(abstract.axes) if own is not None}
+        elif isinstance(abstract, (Affine, Square)):
+            affine = abstract.base if isinstance(abstract, Square) else abstract
+            varies = set(range(len(shape))) - affine.free() | affine.features()
+        else:
+            return self.constant.get(value, frozenset())
+        return frozenset(axis for axis, size in enumerate(shape) if size != 1 and axis not in varies)
+
+    def _known(self, equation: Equation, output: Value) -> Known:
+        """A known result; one that repeats its operand along some axes has size 1 there."""
+        operand = self.of(equation.inputs[0]) if equation.inputs else None
+        if equation.name != "broadcast_in_dim" or not isinstance(operand, Known) or len(equation.inputs) > 1:
+            return Known(output.shape, value=output)
+        sizes = [1] * len(output.shape)
+        for own, axis in zip(operand.shape, equation.params["broadcast_dimensions"], strict=True):
+            sizes[axis] = own
+        return reshape(operand, tuple(sizes))
+
+
+def _is_floating(value: Value) -> bool:
+    return jax.numpy.issubdtype(value.aval.dtype, np.floating)
+
+
+def _compute(equation: Equation) -> None:
+    """The value of a small constant expression, so that rules can read the number."""
+    arrays = [small_constant(value) for value in equation.inputs]
+    constants = [array for array in arrays if array is not None]
+    if len(constants) < len(arrays):
+        return
+    if equation.name == "broadcast_in_dim" and len(constants) == 1 and constants[0].size == 1:
+        output = equation.outputs[0]
+        output.constant = np.broadcast_to(constants[0].reshape(()), output.shape)
+        return
+    if sum(int(np.prod(value.shape)) for value in (*equation.inputs, *equation.outputs)) > LARGEST_CONSTANT:
+        return
+    with jax.ensure_compile_time_eval():
+        outputs = equation.evaluate(constants)
+    for value, output in zip(equation.outputs, outputs, strict=True):
+        if not jax.numpy.issubdtype(output.dtype, jax.dtypes.extended):
+            value.constant = np.asarray(output)
+
+
+def runtime(abstract: Abstract) -> bool:
+    """Whether it is an array of the domain that the inputs decide."""
+    return isinstance(abstract, (Affine, Square, Quadratic))

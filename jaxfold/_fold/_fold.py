@@ -1,0 +1,195 @@
+"""fold: a function and its parameters as a function of fewer.
+
+The function is traced once. What is known of every array (see ``_affine.py``) tells which of them are affine in
+something narrower; those that are cheaper so (``_plan.py``) are computed from there, and everything else as the
+function says.
+
+Source: design of record, section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfold._algebra._storage import require_finite, round_to
+from jaxfold._block._leaves import require_concrete
+from jaxfold._block._shape import flag
+from jaxfold._errors import NotFoldedError, OptionError, ShapeError, StructureError
+from jaxfold._fold._trace import Trace, signature_of
+from jaxfold._tree._fold_report import FoldReport, FoldRow
+
+
+class Folded:
+    """A function whose norms are contracted: made by :func:`jaxfold.fold`.
+
+    ``apply(contract(params), *inputs)`` is ``fn(params, *inputs)``, to rounding. All three functions are pure.
+
+    Attributes:
+        report: a :class:`jaxfold.FoldReport` with a row for every norm in the function.
+
+    Example:
+        >>> import flax.linen as nn, jax, jax.numpy as jnp, jaxfold
+        >>> model = nn.Sequential([nn.Dense(64), nn.LayerNorm(), nn.Dense(8)])
+        >>> x = jnp.ones((5, 4))
+        >>> params = model.init(jax.random.key(0), x)
+        >>> folded = jaxfold.fold(model.apply, params, x)
+        >>> contracted = folded.contract(params)
+        >>> jnp.allclose(jax.jit(folded.apply)(contracted, x), model.apply(params, x), atol=1e-6).item()
+        True
+    """
+
+    report: FoldReport
+
+    def __init__(self, trace: Trace, report: FoldReport) -> None:
+        self._trace, self.report = trace, report
+        self._traces = {trace.signature: trace}
+
+    def contract(self, params: Any) -> dict[str, Any]:
+        """The contracted parameters, offline: in float64 on the host, checked, from concrete arrays.
+
+        Args:
+            params: a tree like the one that was folded with.
+
+        Returns:
+            A plain tree: ``"params"``, the leaves that stay by their path, and ``"blocks"``, the coefficients.
+
+        Raises:
+            StructureError, ShapeError: if the tree differs from that which was folded.
+            ConcretenessError: if a leaf is a tracer; under ``jit`` or ``grad`` use :meth:`contract_traced`.
+            CoefficientError: if a leaf is not finite, or a coefficient does not fit its dtype.
+        """
+        leaves = self._trace.leaves(params)
+        for path, leaf in zip(self._trace.paths, leaves, strict=True):
+            require_concrete(path, leaf)
+            if jnp.issubdtype(leaf.dtype, np.floating):
+                require_finite(path, np.asarray(leaf).astype(np.float64))
+        with np.errstate(all="ignore"):
+            coefficients = self._trace.runner.contract(leaves, np)
+
+        def store(path: Any, value: np.ndarray, dtype: Any) -> Any:
+            name = "blocks" + jax.tree_util.keystr(path)
+            dtype = np.dtype(dtype)
+            stored = round_to(name, value, dtype, np.asarray(np.finfo(np.float64).eps * np.linalg.norm(value.ravel())))
+            return jnp.asarray(stored) if jax.dtypes.canonicalize_dtype(dtype) == dtype else stored
+
+        blocks = jax.tree_util.tree_map_with_path(store, coefficients, self._trace.runner.dtypes(coefficients))
+        return {"params": self._trace.kept(leaves), "blocks": blocks}
+
+    def contract_traced(self, params: Any) -> dict[str, Any]:
+        """The same in JAX, for training: under ``jit``, ``grad`` and ``vmap``, with the original's derivatives.
+
+        Args:
+            params: a tree like the one that was folded with; leaves may be tracers, and values are not checked.
+
+        Returns:
+            A tree like that of :meth:`contract`, with the rows that the derivative of each denominator goes to.
+
+        Raises:
+            StructureError, ShapeError: if the tree differs from that which was folded.
+        """
+        leaves = self._trace.leaves(params)
+        return {"params": self._trace.kept(leaves), "blocks": self._trace.runner.contract(leaves, jnp)}
+
+    def apply(self, contracted: dict[str, Any], *inputs: Any) -> Any:
+        """What the function returns, from contracted parameters; not jitted by itself.
+
+        Args:
+            contracted: from :meth:`contract` or :meth:`contract_traced`.
+            *inputs: as the function was folded with. For other shapes it is traced again, once for each; the
+                coefficients must be the same then.
+
+        Returns:
+            A tree like the function's own.
+
+        Raises:
+            StructureError: if ``contracted`` is not of this function, or the inputs are another tree.
+            ShapeError: if for these inputs the function would have other coefficients: fold it with such inputs.
+        """
+        trace = self._at(inputs)
+        if not isinstance(contracted, dict) or set(contracted) != {"params", "blocks"}:
+            raise StructureError("contracted", f"a {type(contracted).__name__}", "what contract returns", "")
+        return trace.apply(contracted, inputs)
+
+    def _at(self, inputs: tuple[Any, ...]) -> Trace:
+        signature = signature_of(inputs)
+        if signature not in self._traces:
+            fresh = self._trace.again(inputs)
+            if fresh.runner.fingerprint != self._trace.runner.fingerprint or fresh.names != self._trace.names:
+                raise ShapeError(
+                    "inputs",
+                    f"{signature[1]}, for which the function folds otherwise",
+                    f"inputs like {self._trace.signature[1]}",
+                    "Fold it with such inputs.",
+                )
+            self._traces[signature] = fresh
+        return self._traces[signature]
+
+
+def fold(
+    fn: Callable[..., Any],
+    params: Any,
+    *inputs: Any,
+    where: Callable[[FoldRow], bool] | None = None,
+    minimum_saving: float = 0.0,
+    strict: bool = False,
+) -> Folded:
+    """Finds every norm in a function and contracts those that pay.
+
+    A transform in the family of ``jit`` and ``grad``: it reads the function's jaxpr, so any JAX code will do. Nothing
+    is recognised by its spelling; see the report for what was found, and why what was left alone was.
+
+    Args:
+        fn: ``fn(params, *inputs)``, pure, of arrays in any trees.
+        params: the parameters: what is known when contracting. Arrays or ``jax.ShapeDtypeStruct``.
+        *inputs: example inputs, likewise; their values do not matter.
+        where: which norms to contract, by their row in the report. By default all that pay.
+        minimum_saving: the share of a block's parameters, net of what has to stay, that must be saved.
+        strict: whether a norm that is not contracted is an error.
+
+    Returns:
+        A :class:`Folded`: ``contract``, ``contract_traced``, ``apply`` and ``report``.
+
+    Raises:
+        NotFoldedError: for the first norm that is not contracted, if ``strict``; with its line and the reason.
+        OptionError: if an option is not accepted.
+
+    Example:
+        >>> import flax.linen as nn, jax, jax.numpy as jnp, jaxfold
+        >>> model = nn.Sequential([nn.Dense(64), nn.LayerNorm(), nn.Dense(8)])
+        >>> x = jnp.ones((5, 4))
+        >>> params = model.init(jax.random.key(0), x)
+        >>> folded = jaxfold.fold(model.apply, params, x)
+        >>> folded.report.parameters
+        (968, 73)
+        >>> folded.apply(folded.contract(params), x).shape
+        (5, 8)
+    """
+    if not callable(fn):
+        raise OptionError("fn", f"a {type(fn).__name__}", "a function of params and inputs", "")
+    if where is not None and not callable(where):
+        raise OptionError("where", f"a {type(where).__name__}", "a function of a row of the report, or None", "")
+    if not isinstance(minimum_saving, (int, float)) or isinstance(minimum_saving, bool) or not 0 <= minimum_saving < 1:
+        raise OptionError("minimum_saving", repr(minimum_saving), "a share, at least 0 and below 1", "")
+    trace = Trace(fn, params, inputs, {"minimum_saving": float(minimum_saving)})
+    trace.choose(where)
+    rows = tuple(trace.row(norm) for norm in trace.norms)
+    if flag("strict", strict):
+        for row in rows:
+            if row.decision == "skipped":
+                raise NotFoldedError(
+                    row.source, f"a norm of width {row.width} that is not contracted", "one that is", row.reason
+                )
+    kept = [trace.plan.sizes[index] for index in trace.runner.kept]
+    added = trace.runner.size()
+    report = FoldReport(
+        rows=rows,
+        unmatched=(),
+        parameters=(sum(n for n, _ in trace.plan.sizes), sum(n for n, _ in kept) + added[0]),
+        bytes=(sum(b for _, b in trace.plan.sizes), sum(b for _, b in kept) + added[1]),
+    )
+    return Folded(trace, report)

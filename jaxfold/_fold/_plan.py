@@ -1,0 +1,231 @@
+"""Which arrays are computed from their narrow sources, and which as the program says.
+
+The equations whose results are affine or quadratic fall into components, separated by whatever is opaque. Within a
+component the arrays that something opaque, or an output, reads are demanded; each is either emitted from its sources or
+computed by the original equations. A component is contracted if that leaves fewer parameters and fewer FLOPs, net of
+every equation and every parameter that has to stay for another reader.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from jax import lax
+
+from jaxfold._block._plan import Cost
+from jaxfold._fold._affine import Affine, Quadratic
+from jaxfold._fold._analysis import Analysis
+from jaxfold._fold._components import Component, Emitted, components, live_equations
+from jaxfold._fold._emission import EmittedAffine, EmittedQuadratic, output_dtype
+from jaxfold._fold._fingerprint import Fingerprints
+from jaxfold._fold._groups import groups
+from jaxfold._fold._inner import Inner, inner_of
+from jaxfold._fold._program import Equation, Value
+from jaxfold._fold._rules_arithmetic import is_sum_of_squares
+
+LAYOUT = {"reshape", "broadcast_in_dim", "transpose", "squeeze", "convert_element_type", "slice", "copy", "concatenate"}
+
+
+@dataclasses.dataclass
+class Tally:
+    """What it takes to compute something in some way: FLOPs, entries and bytes of coefficients, parameters as bits."""
+
+    flops: int = 0
+    coefficients: int = 0
+    nbytes: int = 0
+    parameters: int = 0
+
+
+class Plan:
+    """The decisions about one program."""
+
+    def __init__(
+        self,
+        analysis: Analysis,
+        sizes: list[tuple[int, int]],
+        *,
+        stays: int = 0,
+        repeat: int = 1,
+        minimum_saving: float = 0.0,
+        wanted: set[Any] | None = None,
+    ) -> None:
+        self.analysis, self.sizes, self.repeat = analysis, sizes, repeat
+        self.minimum_saving, self.wanted = minimum_saving, wanted
+        self.fingerprints = Fingerprints(analysis.program)
+        self.live = live_equations(analysis)
+        self.components = components(analysis, self.live)
+        self.inner: dict[Equation, tuple[Inner, Plan]] = {}
+        inside = {equation for component in self.components for equation in component.equations}
+        entered = [found for equation in self.live if (found := self._enter(equation)) is not None]
+        known = {equation for equation in self.live if all(analysis.is_known(value) for value in equation.outputs)}
+        apart = inside | known | {inner.equation for inner in entered}
+        fixed = stays | self._bits(equation for equation in self.live if equation not in apart)
+        for value in analysis.program.outputs:
+            fixed |= analysis.depends.get(value, 0)
+        units: list[Component | Inner] = [*self.components, *entered]
+        used = [self._bits(u.equations if isinstance(u, Component) else [u.equation]) for u in units]
+        for unit, others in zip(units, _others(used), strict=True):
+            if isinstance(unit, Component):
+                self._decide(unit, fixed | others)
+            else:
+                own = [b if k else None for b, k in zip(self._each(unit.equation), unit.known, strict=True)]
+                body = Analysis(unit.program, own)
+                times = repeat * unit.repeat
+                plan = Plan(
+                    body, sizes, stays=fixed | others, repeat=times, minimum_saving=minimum_saving, wanted=wanted
+                )
+                self.inner[unit.equation] = unit, plan
+
+    @property
+    def emitted(self) -> dict[Value, Emitted]:
+        return {value: way for component in self.components for value, way in component.emitted.items()}
+
+    def _enter(self, equation: Equation) -> Inner | None:
+        if all(self.analysis.is_known(value) for value in equation.outputs):
+            return None
+        return inner_of(equation, self.analysis.is_known)
+
+    def _each(self, equation: Equation) -> list[int]:
+        return [self.analysis.depends.get(value, 0) for value in equation.inputs]
+
+    @property
+    def contracts(self) -> bool:
+        """Whether anything is computed otherwise than the program says."""
+        return bool(self.emitted) or any(plan.contracts for _, plan in self.inner.values())
+
+    def _bits(self, equations: Iterable[Equation]) -> int:
+        """The parameters that equations read, through whatever is computed from these alone."""
+        bits = 0
+        for equation in equations:
+            for value in equation.inputs:
+                bits |= self.analysis.depends.get(value, 0)
+        return bits
+
+    def entries(self, bits: int) -> tuple[int, int]:
+        """How many entries and bytes these parameters have."""
+        entries = nbytes = 0
+        while bits:
+            lowest = bits & -bits
+            own = self.sizes[lowest.bit_length() - 1]
+            entries, nbytes, bits = entries + own[0], nbytes + own[1], bits ^ lowest
+        return entries, nbytes
+
+    def _decide(self, component: Component, elsewhere: int) -> None:
+        candidates: dict[Value, Emitted] = {}
+        self._tally(component, candidates, grow=True)
+        original = self._tally(component, {})
+        component.before = self._totals(original, elsewhere)
+        if not candidates:
+            component.after = component.before
+            return
+        if self.wanted is not None:
+            emitted = {v: way for v, way in candidates.items() if self.fingerprints.emitted(way) in self.wanted}
+            component.after = self._totals(self._tally(component, emitted), elsewhere)
+            self._accept(component, emitted)
+            return
+        chosen: dict[Value, Emitted] = {}
+        best = component.before
+        for group in groups(self.analysis, candidates):  # a norm, with all that it scales
+            more = chosen | group
+            totals = self._totals(self._tally(component, more), elsewhere)
+            if _weight(totals, component.before) < _weight(best, component.before):
+                chosen, best = more, totals
+        for value in list(chosen):  # and what is as cheap from the wide array, which may be there anyhow
+            fewer = {other: way for other, way in chosen.items() if other is not value}
+            totals = self._totals(self._tally(component, fewer), elsewhere)
+            if _weight(totals, component.before) <= _weight(best, component.before):
+                chosen, best = fewer, totals
+        component.after = best
+        before = component.before
+        enough = best.parameters <= (1 - self.minimum_saving) * before.parameters
+        component.pays = bool(chosen) and best.parameters < before.parameters and best.flops < before.flops and enough
+        if component.pays:
+            self._accept(component, chosen)
+
+    def _accept(self, component: Component, chosen: dict[Value, Emitted]) -> None:
+        # In the program's order, which names the coefficients, whatever order they were found in.
+        in_order = sorted(chosen, key=lambda value: value.origin.index if value.origin else -1)
+        component.emitted, component.pays = {value: chosen[value] for value in in_order}, bool(chosen)
+        if chosen:
+            asked = [e.params["precision"] for e in component.equations if e.name == "dot_general"]
+            for way in chosen.values():
+                if isinstance(way, EmittedAffine):
+                    way.precision = _finest(asked)
+
+    def _totals(self, tally: Tally, elsewhere: int) -> Cost:
+        entries, nbytes = self.entries(tally.parameters & ~elsewhere)
+        times = self.repeat
+        return Cost(entries + tally.coefficients * times, nbytes + tally.nbytes * times, tally.flops * times)
+
+    def _tally(self, component: Component, emitted: dict[Value, Emitted], *, grow: bool = False) -> Tally:
+        """What it takes to compute the demanded values; with ``grow``, also collects all that could be emitted."""
+        tally = Tally()
+        inside = set(component.equations)
+        seen: set[Value] = set()
+        stack = list(component.demanded)
+        while stack:
+            value = stack.pop()
+            equation = value.origin
+            if value in seen or equation is None or equation not in inside:
+                continue
+            seen.add(value)
+            if grow and value not in emitted and (found := way_to_emit(self.analysis.of(value))) is not None:
+                emitted[value] = found
+            way = emitted.get(value)
+            if way is not None:
+                tally.flops += way.flops
+                tally.coefficients += way.size
+                tally.nbytes += way.size * output_dtype(value).itemsize
+                stack += way.values()
+                continue
+            tally.flops += flops(equation)
+            for operand in equation.inputs:
+                tally.parameters |= self.analysis.depends.get(operand, 0)
+                stack.append(operand)
+        return tally
+
+
+def _others(bits: list[int]) -> list[int]:
+    """For each place, the union of all other places; in linear time."""
+    after = [0] * (len(bits) + 1)
+    for index in range(len(bits) - 1, -1, -1):
+        after[index] = after[index + 1] | bits[index]
+    result, before = [], 0
+    for index, own in enumerate(bits):
+        result.append(before | after[index + 1])
+        before |= own
+    return result
+
+
+def _finest(asked: list[Any]) -> Any:
+    """The finest of the precisions of some products; None for the default."""
+    each = [p for pair in asked if pair is not None for p in (pair if isinstance(pair, tuple) else (pair,))]
+    named = [p for p in each if isinstance(p, lax.Precision)]
+    return max(named, key=list(lax.Precision).index) if named else None
+
+
+def _weight(cost: Cost, before: Cost) -> float:
+    return cost.parameters / max(before.parameters, 1) + cost.flops / max(before.flops, 1)
+
+
+def way_to_emit(abstract: Any) -> Emitted | None:
+    """How to compute it from narrow sources, if it is an array for which that may be worthwhile."""
+    if isinstance(abstract, Quadratic) and is_sum_of_squares(abstract) and abstract.narrow():
+        return EmittedQuadratic(abstract)
+    if isinstance(abstract, Affine) and abstract.features() and abstract.terms:
+        return EmittedAffine(abstract)
+    return None
+
+
+def flops(equation: Equation) -> int:
+    """Of one equation: a multiplication and an addition count 1 each."""
+    if equation.name in LAYOUT:
+        return 0
+    out = sum(math.prod(value.shape) for value in equation.outputs)
+    if equation.name == "dot_general":
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        return 2 * out * math.prod(equation.inputs[0].shape[axis] for axis in contracted)
+    return max(out, *(math.prod(value.shape) for value in equation.inputs)) if equation.inputs else out

@@ -1,0 +1,232 @@
+"""Sums, products, squares and roots."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from jaxfold._fold import _known as known
+from jaxfold._fold._affine import Affine, Quadratic, Source, Square
+from jaxfold._fold._known import Known
+from jaxfold._fold._registry import Abstract, Operands, rule
+
+# Sums of more sources than this are taken for sources themselves, so that the work stays linear in the program.
+MOST_TERMS = 12
+
+
+@rule("add", "sub")
+def add(operands: Operands) -> Abstract:
+    a, b = operands[0], operands[1]
+    sign = 1.0 if operands.equation.name == "add" else -1.0
+    if isinstance(a, Quadratic) and (number := operands.number(1)) is not None:
+        return dataclasses.replace(a, offset=a.offset + sign * number)
+    if isinstance(b, Quadratic) and sign > 0 and (number := operands.number(0)) is not None:
+        return dataclasses.replace(b, offset=b.offset + number)
+    if isinstance(a, Quadratic) and isinstance(b, Quadratic):
+        return _combine(a, b, sign)
+    for index, known_one in ((0, b), (1, a)):
+        if isinstance(known_one, Known):
+            affine = scaled(operands.spread(index), 1.0 if index == 0 else sign)
+            if operands.number(1 - index) == 0:
+                return affine if affine.shape == operands.shape else None
+            return _shifted(affine, operands.known(1 - index), sign if index == 0 else 1.0, operands.shape)
+    left, right = operands.spread(0), operands.spread(1)
+    terms = dict(left.terms)
+    for source, node in right.terms.items():
+        other = known.scale(node, sign)
+        terms[source] = known.add(terms[source], other) if source in terms else other
+    bias = left.bias
+    if right.bias is not None:
+        other = known.scale(right.bias, sign)
+        bias = other if bias is None else known.add(bias, other)
+    result = Affine(operands.shape, terms, bias)
+    if len(terms) > max(len(left.terms), len(right.terms)):
+        # More sources: as long as they are narrower than the sum. A wider sum is a better source itself.
+        width = math.prod(operands.shape[axis] for axis in result.features())
+        if result.rows() >= width or len(terms) > MOST_TERMS:
+            return None
+    total = right.sum_of
+    if total is not None and sign < 0 and total.base is left:
+        width = math.prod(left.shape[axis] for axis in total.over)
+        result.centred = abs(total.factor * width - 1) <= 16 * resolution(operands)
+    return result if result.features() else None
+
+
+def _shifted(affine: Affine, node: Known, sign: float, shape: tuple[int, ...]) -> Affine:
+    node = known.scale(node, sign)
+    return Affine(shape, affine.terms, node if affine.bias is None else known.add(affine.bias, node))
+
+
+def _combine(a: Quadratic, b: Quadratic, sign: float) -> Abstract:
+    if (a.base, a.over, a.axes, a.shape) != (b.base, b.over, b.axes, b.shape):
+        return None
+    return dataclasses.replace(
+        a,
+        squares=a.squares + sign * b.squares,
+        sums=a.sums + sign * b.sums,
+        offset=a.offset + sign * b.offset,
+    )
+
+
+def scaled(affine: Affine, factor: float) -> Affine:
+    """The affine array times a number."""
+    if factor == 1:
+        return affine
+    terms = {source: known.scale(node, factor) for source, node in affine.terms.items()}
+    bias = None if affine.bias is None else known.scale(affine.bias, factor)
+    total = affine.sum_of and dataclasses.replace(affine.sum_of, factor=affine.sum_of.factor * factor)
+    return Affine(affine.shape, terms, bias, total)
+
+
+@rule("neg")
+def neg(operands: Operands) -> Abstract:
+    a = operands[0]
+    if isinstance(a, Quadratic):
+        return dataclasses.replace(a, squares=-a.squares, sums=-a.sums, offset=-a.offset)
+    return scaled(a, -1.0) if isinstance(a, Affine) else None
+
+
+@rule("mul")
+def mul(operands: Operands) -> Abstract:
+    if operands.value(0) is operands.value(1):
+        return square_of(operands, 0)
+    for index in (0, 1):
+        a, number = operands[index], operands.number(1 - index)
+        if isinstance(a, Quadratic) and number is not None:
+            return dataclasses.replace(a, squares=a.squares * number, sums=a.sums * number, offset=a.offset * number)
+        if isinstance(a, Affine) and number is not None:
+            return scaled(a, number)
+    for index in (0, 1):
+        if isinstance(operands[1 - index], Known):
+            return _each(operands, index, operands.known(1 - index), known.multiply)
+    return _product(operands)
+
+
+@rule("div")
+def div(operands: Operands) -> Abstract:
+    a, b, number = operands[0], operands[1], operands.number(1)
+    if number:
+        if isinstance(a, Quadratic):
+            return dataclasses.replace(a, squares=a.squares / number, sums=a.sums / number, offset=a.offset / number)
+        if isinstance(a, Affine):
+            return scaled(a, 1 / number)
+    if isinstance(a, Known):
+        return None
+    if isinstance(b, Known):
+        return _each(operands, 0, operands.known(1), known.divide)
+    divisor = operands.spread_source(1)
+    inverse = {
+        Source(tuple(
+            dataclasses.replace(view, source=view.source.then(("inverse",), view.source.shape)) for view in source.views
+        )): node
+        for source, node in divisor.terms.items()
+    }  # fmt: skip
+    return _times(operands.spread(0), Affine(divisor.shape, inverse), operands.shape)
+
+
+def _each(operands: Operands, index: int, node: Known, operation: Callable[[Known, Known], Known]) -> Affine:
+    """The affine array times or over a known one, entry by entry."""
+    affine = operands.spread(index)
+    terms = {}
+    for source, own in affine.terms.items():
+        rows = len(source.row_shape)
+        terms[source] = operation(own, known.reshape(node, (1,) * rows + node.shape))
+    bias = None if affine.bias is None else operation(affine.bias, node)
+    return Affine(operands.shape, terms, bias)
+
+
+def _product(operands: Operands) -> Abstract:
+    """Of two runtime arrays: affine if one of them is constant along the features of the other."""
+    for index in (0, 1):
+        wide, narrow = operands[index], operands.spread(1 - index)
+        if isinstance(wide, Affine) and (result := _times(wide, narrow, operands.shape)) is not None:
+            return result
+    return None
+
+
+def _times(wide: Affine, narrow: Affine, shape: tuple[int, ...]) -> Abstract:
+    """``wide · (s t)`` for one source s without rows, which scales the sources, and its T."""
+    if len(narrow.terms) != 1 or narrow.bias is not None:
+        return None
+    ((scale, node),) = narrow.terms.items()
+    if scale.row_shape or not wide.features() - scale.varies():
+        return None
+    terms = {}
+    for source, own in wide.terms.items():
+        rows = len(source.row_shape)
+        terms[source.times(scale)] = known.multiply(own, known.reshape(node, (1,) * rows + node.shape))
+    if wide.bias is not None:
+        bias = known.multiply(wide.bias, node)
+        terms[scale] = known.add(terms[scale], bias) if scale in terms else bias
+    return Affine(shape, terms)
+
+
+@rule("square")
+def square(operands: Operands) -> Abstract:
+    return square_of(operands, 0)
+
+
+@rule("integer_pow")
+def integer_pow(operands: Operands) -> Abstract:
+    return square_of(operands, 0) if operands.params["y"] == 2 else None
+
+
+@rule("pow")
+def power(operands: Operands) -> Abstract:
+    return square_of(operands, 0) if operands.number(1) == 2 and not isinstance(operands[0], Known) else None
+
+
+def square_of(operands: Operands, index: int) -> Abstract:
+    affine = operands.spread(index)
+    total = affine.sum_of
+    if total is None:
+        return Square(affine)
+    unit = resolution(operands)
+    return Quadratic(total.base, total.over, 0.0, -(total.factor**2), 0.0, affine.shape, total.axes, unit)
+
+
+def resolution(operands: Operands) -> float:
+    """The relative spacing of numbers in the result's dtype."""
+    return float(jnp.finfo(operands.equation.outputs[0].aval.dtype).eps)
+
+
+@rule("max")
+def maximum(operands: Operands) -> Abstract:
+    """Of zero and a sum of squares: that sum."""
+    for index in (0, 1):
+        a = operands[index]
+        if isinstance(a, Quadratic) and operands.number(1 - index) == 0 and is_sum_of_squares(a):
+            return a
+    return None
+
+
+def is_sum_of_squares(a: Quadratic) -> bool:
+    """Whether it is nowhere negative: a variance, a mean square, or between the two."""
+    return a.squares > 0 and a.offset >= 0 and 0 <= a.centring() <= 1
+
+
+@rule("select_n")
+def select(operands: Operands) -> Abstract:
+    """By a constant: one of the cases. By a runtime value: opaque, however linear the cases are."""
+    number = operands.number(0)
+    if number is None:
+        return None
+    chosen = 1 + int(number)
+    return operands[chosen] if not isinstance(operands[chosen], Known) else None
+
+
+@rule("convert_element_type")
+def convert(operands: Operands) -> Abstract:
+    """To another floating dtype. A bare source stays one of its own, rounded as the function rounds it."""
+    a = operands[0]
+    if not jnp.issubdtype(operands.params["new_dtype"], jnp.floating):
+        return None
+    return a if isinstance(a, (Affine, Square, Quadratic)) else None
+
+
+@rule("copy")
+def copy(operands: Operands) -> Abstract:
+    return operands[0]

@@ -1,0 +1,172 @@
+"""Running a planned program: coefficients from parameters, and outputs from inputs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfold._errors import StructureError
+from jaxfold._fold import _known as known
+from jaxfold._fold._emission import output_dtype
+from jaxfold._fold._known import Known
+from jaxfold._fold._plan import Plan
+from jaxfold._fold._program import Equation, Value
+
+
+class Runner:
+    """What is left of a program after planning.
+
+    Attributes:
+        kept: indices of the inputs among the parameters that the original equations still read.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.program = plan, plan.analysis.program
+        self.is_known = [bits is not None for bits in plan.analysis.given]
+        self.emitted = plan.emitted
+        self.inner = {
+            equation: (inner, Runner(body)) for equation, (inner, body) in plan.inner.items() if body.contracts
+        }
+        self.steps, needed = self._schedule()
+        self.kept = [
+            index for index, value in enumerate(self.program.inputs) if self.is_known[index] and value in needed
+        ]
+        self.names: dict[Any, str] = {place: str(index) for index, place in enumerate((*self.emitted, *self.inner))}
+
+    def _schedule(self) -> tuple[list[Equation | Value], set[Value]]:
+        """What to do in order, evaluate an equation or compute a value from its sources, and what that reads."""
+        needed = set(self.program.outputs)
+        steps: list[Equation | Value] = []
+        for equation in reversed(self.program.equations):
+            output = equation.outputs[0] if len(equation.outputs) == 1 else None
+            if output is not None and output in self.emitted:
+                if output in needed:
+                    steps.append(output)
+                    needed |= self.emitted[output].values()
+            elif equation.source.effects or needed & set(equation.outputs):
+                steps.append(equation)
+                needed |= self._reads(equation)
+        return steps[::-1], needed
+
+    def _reads(self, equation: Equation) -> set[Value]:
+        if equation not in self.inner:
+            return set(equation.inputs)
+        inner, body = self.inner[equation]
+        return {v for i, v in enumerate(equation.inputs) if not inner.known[i] or i in body.kept}
+
+    def contract(self, parameters: Sequence[Any], xp: Any) -> dict[str, Any]:
+        """The coefficients of all that is emitted, by name; NumPy float64 or traced JAX arrays."""
+        given = [value for value, is_known in zip(self.program.inputs, self.is_known, strict=True) if is_known]
+        environment = dict(zip(given, parameters, strict=True))
+        memo: dict[int, Any] = {}
+
+        def read(value: Value) -> Any:
+            self._evaluate(value, environment)
+            return environment.get(value, value.constant)
+
+        def leaf(value: Value) -> Any:
+            return np.asarray(read(value)).astype(np.float64) if xp is np else jnp.asarray(read(value))
+
+        def compute(node: Known) -> Any:
+            return known.evaluate(node, xp, leaf, memo)
+
+        found = {self.names[value]: way.coefficients(xp, compute) for value, way in self.emitted.items()}
+        for equation, (inner, body) in self.inner.items():
+            arrays = [read(value) for value, is_known in zip(inner.inputs, inner.known, strict=True) if is_known]
+            found[self.names[equation]] = inner.contract(body, arrays, xp)
+        return found
+
+    def dtypes(self, coefficients: Any) -> Any:
+        """The dtype that each coefficient is stored in: that which it is computed with."""
+        found: dict[str, Any] = {}
+        for place, name in self.names.items():
+            tree = coefficients[name]
+            if isinstance(place, Value):
+                found[name] = jax.tree.map(lambda _, place=place: output_dtype(place), tree)
+            else:
+                found[name] = self.inner[place][1].dtypes(tree)
+        return found
+
+    def size(self) -> tuple[int, int]:
+        """Entries and bytes of all coefficients."""
+        entries = [(way.size, output_dtype(value).itemsize) for value, way in self.emitted.items()]
+        total = [sum(n for n, _ in entries), sum(n * size for n, size in entries)]
+        for inner, body in self.inner.values():
+            times = inner.repeat if inner.stacks else 1
+            total = [own + times * more for own, more in zip(total, body.size(), strict=True)]
+        return total[0], total[1]
+
+    @functools.cached_property
+    def fingerprint(self) -> tuple[Any, ...]:
+        """What is emitted from what: the same for other inputs if the coefficients mean the same."""
+        prints = self.plan.fingerprints
+        own = [(type(way).__name__, prints.emitted(way)) for way in self.emitted.values()]
+        return (*own, *((inner.known, body.fingerprint) for inner, body in self.inner.values()))
+
+    def emissions(self) -> set[Any]:
+        """The fingerprints of all that is emitted, here and in the programs inside."""
+        own = {self.plan.fingerprints.emitted(way) for way in self.emitted.values()}
+        return own.union(*(body.emissions() for _, body in self.inner.values()))
+
+    def check(self, blocks: Any, where: str = "contracted['blocks']") -> None:
+        """Raises :class:`StructureError` for coefficients of another function."""
+        if not isinstance(blocks, Mapping) or set(blocks) != set(self.names.values()):
+            got = f"the keys {sorted(blocks)}" if isinstance(blocks, Mapping) else f"a {type(blocks).__name__}"
+            raise StructureError(where, got, f"the keys {sorted(self.names.values())}", "Pass what contract returned.")
+        for place, name in self.names.items():
+            if isinstance(place, Equation):
+                self.inner[place][1].check(blocks[name], f"{where}[{name!r}]")
+            elif not isinstance(blocks[name], Mapping) or "kernel" not in blocks[name]:
+                raise StructureError(f"{where}[{name!r}]", "no kernel", "coefficients", "Pass what contract returned.")
+
+    def _evaluate(self, value: Value, environment: dict[Value, Any]) -> None:
+        """Adds a known value to the environment, by the program's own equations."""
+        stack = [value]
+        while stack:
+            top = stack[-1]
+            if top in environment or top.constant is not None:
+                stack.pop()
+                continue
+            equation = top.origin
+            if equation is None:
+                raise KeyError(top)
+            missing = [
+                operand for operand in equation.inputs if operand not in environment and operand.constant is None
+            ]
+            if missing:
+                stack += missing
+                continue
+            arguments = [environment.get(operand, operand.constant) for operand in equation.inputs]
+            environment |= dict(zip(equation.outputs, equation.evaluate(arguments), strict=True))
+
+    def apply(self, kept: Sequence[Any], coefficients: Any, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of the program."""
+        environment = {self.program.inputs[index]: array for index, array in zip(self.kept, kept, strict=True)}
+        runtime = [value for value, is_known in zip(self.program.inputs, self.is_known, strict=True) if not is_known]
+        environment |= dict(zip(runtime, inputs, strict=True))
+
+        def read(value: Value) -> Any:
+            return environment.get(value, value.constant)
+
+        for step in self.steps:
+            if isinstance(step, Value):
+                result = self.emitted[step].evaluate(coefficients[self.names[step]], read, output_dtype(step))
+                environment[step] = result.astype(step.aval.dtype)
+            elif step in self.inner:
+                inner, body = self.inner[step]
+                outputs = inner.apply(
+                    body,
+                    [read(step.inputs[index]) for index in body.kept],
+                    coefficients[self.names[step]],
+                    [read(value) for value, is_known in zip(step.inputs, inner.known, strict=True) if not is_known],
+                )
+                environment |= dict(zip(step.outputs, outputs, strict=True))
+            else:
+                outputs = step.evaluate([read(value) for value in step.inputs])
+                environment |= dict(zip(step.outputs, outputs, strict=True))
+        return [read(value) for value in self.program.outputs]

@@ -1,0 +1,141 @@
+"""A function traced for certain shapes, planned, and ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import core
+
+from jaxfold._errors import DtypeError, ShapeError, StructureError
+from jaxfold._fold._analysis import Analysis
+from jaxfold._fold._norms import Norm, norms
+from jaxfold._fold._plan import Plan
+from jaxfold._fold._program import Program
+from jaxfold._fold._run import Runner
+from jaxfold._tree._fold_report import FoldRow
+
+
+class Trace:
+    """A function traced for certain shapes, planned, and ready to run."""
+
+    def __init__(self, function: Callable[..., Any], params: Any, inputs: tuple[Any, ...], options: Any) -> None:
+        self.function, self.signature = function, signature_of(inputs)
+        flat, self.structure = jax.tree_util.tree_flatten_with_path(params)
+        self.paths = _paths([path for path, _ in flat])
+        self.shapes = [jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for _, leaf in flat]
+        arrays = [leaf for _, leaf in flat]
+        self.closed, shape = jax.make_jaxpr(function, return_shape=True)(params, *inputs)
+        self.out_structure = jax.tree.structure(shape)
+        runtime = len(self.closed.jaxpr.invars) - len(arrays)
+        program = Program(self.closed)
+        depends: list[int | None] = [*(1 << index for index in range(len(arrays))), *[None] * runtime]
+        sizes = [(int(np.prod(s.shape)), _nbytes(s)) for s in self.shapes]
+        saving, wanted = options["minimum_saving"], options.get("wanted")
+        self.plan = Plan(Analysis(program, depends), sizes, minimum_saving=saving, wanted=wanted)
+        self.norms = norms(self.plan)
+        self.runner = Runner(self.plan)
+
+    def choose(self, wanted: Callable[[FoldRow], bool] | None) -> None:
+        """Leaves alone what the predicate does not want."""
+        if wanted is None:
+            return
+        for norm in self.norms:
+            if norm.contracted and not wanted(self.row(norm)) and norm.component is not None:
+                norm.component.refuse("the predicate left it out")
+        self.norms = norms(self.plan)
+        self.runner = Runner(self.plan)
+
+    @property
+    def names(self) -> list[str]:
+        return [self.paths[index] for index in self.runner.kept]
+
+    def again(self, inputs: tuple[Any, ...]) -> Trace:
+        """For other inputs, with the same decisions."""
+        params = self.structure.unflatten(self.shapes)
+        return Trace(self.function, params, inputs, {"minimum_saving": 0.0, "wanted": self.runner.emissions()})
+
+    def leaves(self, params: Any) -> list[Any]:
+        leaves, structure = jax.tree.flatten(params)
+        if structure != self.structure:
+            raise StructureError("params", f"the tree {structure}", f"that which was folded, {self.structure}", "")
+        for path, leaf, expected in zip(self.paths, leaves, self.shapes, strict=True):
+            if jnp.shape(leaf) != expected.shape:
+                raise ShapeError(path, f"shape {jnp.shape(leaf)}", f"shape {expected.shape}, as it was folded with", "")
+            if jnp.result_type(leaf) != expected.dtype:
+                hint = "Fold the function with parameters of that dtype."
+                got = f"dtype {jnp.result_type(leaf)}"
+                raise DtypeError(path, got, f"dtype {expected.dtype}, as it was folded with", hint)
+        return leaves
+
+    def kept(self, leaves: Sequence[Any]) -> dict[str, Any]:
+        return {self.paths[index]: leaves[index] for index in self.runner.kept}
+
+    def apply(self, contracted: dict[str, Any], inputs: tuple[Any, ...]) -> Any:
+        missing = set(self.names) - set(contracted["params"])
+        if missing:
+            raise StructureError("contracted", f"no leaf {sorted(missing)[0]!r}", "what contract returns", "")
+        kept = [contracted["params"][name] for name in self.names]
+        self.runner.check(contracted["blocks"])
+        flat = jax.tree.leaves(inputs)
+        if self.plan.contracts:
+            outputs = self.runner.apply(kept, contracted["blocks"], flat)
+        else:
+            given = dict(zip(self.runner.kept, kept, strict=True))
+            unused = [given[index] if index in given else _nothing(s) for index, s in enumerate(self.shapes)]
+            outputs = core.eval_jaxpr(self.closed.jaxpr, self.closed.consts, *unused, *flat)
+        return self.out_structure.unflatten(outputs)
+
+    def row(self, norm: Norm) -> FoldRow:
+        """The row of one norm in the report."""
+
+        def groups(bits: int) -> str:
+            paths = [path.rsplit("/", 1)[0] for index, path in enumerate(self.paths) if bits >> index & 1]
+            return ", ".join(dict.fromkeys(paths))
+
+        component, quadratic = norm.component, norm.quadratic
+        centred = quadratic is not None and (quadratic.centring() > 0.5 or quadratic.base.centred)
+        return FoldRow(
+            producer=groups(norm.before) or "no parameter",
+            norm=None,
+            consumers=groups(norm.behind),
+            decision="contracted" if norm.contracted else "skipped",
+            reason=norm.reason,
+            epsilon=quadratic.offset if quadratic else 0.0,
+            norm_type="layernorm" if centred else "rmsnorm",
+            form="direct",
+            features=quadratic.base.rows() if quadratic and quadratic.narrow() else None,
+            width=norm.width,
+            stack=norm.repeat if norm.repeat > 1 else None,
+            use_bias=quadratic.base.bias is not None if quadratic else None,
+            original=component.before if component else None,
+            contracted=component.after if component and norm.contracted else None,
+            parameters=tuple(p for i, p in enumerate(self.paths) if (norm.before | norm.behind) >> i & 1),
+            source=norm.line,
+        )
+
+
+def _paths(paths: list[Any]) -> list[str]:
+    """Keys joined by slashes, or spelled out where that would be the same for two leaves."""
+    joined = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    return joined if len(set(joined)) == len(joined) else [jax.tree_util.keystr(path) for path in paths]
+
+
+def _nothing(shape: Any) -> Any:
+    """In place of a parameter that nothing reads."""
+    extended = jnp.issubdtype(shape.dtype, jax.dtypes.extended)
+    return jax.random.key(0) if extended else np.zeros(shape.shape, shape.dtype)
+
+
+def signature_of(inputs: tuple[Any, ...]) -> Any:
+    leaves, structure = jax.tree.flatten(inputs)
+    return structure, tuple((jnp.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves)
+
+
+def _nbytes(shape: Any) -> int:
+    if jnp.issubdtype(shape.dtype, jax.dtypes.extended):
+        return int(np.prod(shape.shape)) * shape.dtype.itemsize
+    return int(np.prod(shape.shape)) * np.dtype(shape.dtype).itemsize

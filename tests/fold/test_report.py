@@ -1,0 +1,214 @@
+"""What the report says of every norm, and the options that act on it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfold
+from tests.fold.checks import check, decisions, layer_norm, weights
+
+pytestmark = pytest.mark.usefixtures("x64", "usual")
+
+X = np.random.default_rng(2).normal(size=(6, 4))
+SHAPES = {"A": (4, 64), "a": (64,), "g": (64,), "W": (64, 3), "B": (3, 32), "V": (32, 5)}
+
+
+def first(p: Any, x: Any) -> Any:
+    h = x @ p["A"] + p["a"]
+    s = jax.lax.rsqrt(h.var(-1, keepdims=True) + 1e-5)
+    return ((h - h.mean(-1, keepdims=True)) * s * p["g"]) @ p["W"]
+
+
+def second(p: Any, x: Any) -> Any:
+    h = jnp.tanh(x) @ p["B"]
+    s = jax.lax.rsqrt((h * h).mean(-1, keepdims=True) + 1e-3)
+    return h * s @ p["V"]
+
+
+def third(p: Any, y: Any) -> Any:
+    centred = y - y.mean(-1, keepdims=True)
+    return centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-4)
+
+
+def three(p: Any, x: Any) -> Any:
+    return third(p, jnp.tanh(second(p, first(p, x))))
+
+
+def line(function: Any, text: str) -> int:
+    lines, start = inspect.getsourcelines(function)
+    return start + next(index for index, row in enumerate(lines) if text in row)
+
+
+def test_rows() -> None:
+    """All three in their order, with everything that is known of each; counted here by hand."""
+    folded = check(three, weights(**SHAPES), X)
+    one, two, last = folded.report.rows
+    assert decisions(folded) == ["contracted", "contracted", "skipped"]
+    assert (one.norm_type, two.norm_type) == ("layernorm", "rmsnorm")
+    assert (one.epsilon, two.epsilon) == (pytest.approx(1e-5), pytest.approx(1e-3))
+    assert (one.width, two.width, last.width) == (64, 32, 5)
+    assert (one.features, two.features) == (4, 3)
+    assert (one.use_bias, two.use_bias) == (True, False)
+    assert set(one.parameters) == {"A", "a", "g", "W"}
+    assert set(two.parameters) == {"B", "V"}
+    assert (one.producer, two.producer) == ("A, a", "B")
+    assert set(str(two.consumers).split(", ")) == {"V"}
+    assert last.reason
+    assert one.original is not None
+    assert one.contracted is not None
+    # R (5, 5) and D (5, 3) of four features and a bias; R (3, 3) and D (3, 5).
+    assert one.original.parameters == 4 * 64 + 64 + 64 + 64 * 3
+    assert one.contracted.parameters == 5 * 5 + 5 * 3
+    assert two.original is not None
+    assert two.contracted is not None
+    assert (two.original.parameters, two.contracted.parameters) == (3 * 32 + 32 * 5, 3 * 3 + 3 * 5)
+    assert one.contracted.flops < one.original.flops
+    assert folded.report.parameters == (sum(leaf.size for leaf in weights(**SHAPES).values()), 40 + 24)
+    assert folded.report.bytes == (8 * folded.report.parameters[0], 8 * folded.report.parameters[1])
+    contracted = folded.contract(weights(**SHAPES))
+    assert sum(leaf.size for leaf in jax.tree.leaves(contracted)) == folded.report.parameters[1]
+
+
+def test_source_lines() -> None:
+    """The line of this file where each root is taken."""
+    rows = jaxfold.fold(three, weights(**SHAPES), X).report.rows
+    for row, function, text in zip(rows, (first, second, third), ("rsqrt", "rsqrt", "sqrt"), strict=True):
+        assert f"test_report.py:{line(function, text)} ({function.__name__})" in row.source
+
+
+def test_source_of_modules() -> None:
+    """A module of a library is named, with the line that calls it."""
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            x = nn.Dense(32, name="up", param_dtype=jnp.float64)(x)
+            x = nn.LayerNorm(name="norm", param_dtype=jnp.float64)(x)  # here
+            return nn.Dense(3, name="down", param_dtype=jnp.float64)(x)
+
+    params = Model().init(jax.random.key(0), X)
+    (row,) = jaxfold.fold(Model().apply, params, X).report.rows
+    assert "Model/norm" in row.source
+    assert f"test_report.py:{line(Model, '# here')}" in row.source
+    assert (row.producer, row.width, row.features) == ("params/up", 32, 4)
+    assert set(str(row.consumers).split(", ")) == {"params/norm", "params/down"}
+
+
+def test_strict() -> None:
+    params = weights(**SHAPES)
+    with pytest.raises(jaxfold.NotFoldedError) as caught:
+        jaxfold.fold(three, params, X, strict=True)
+    error = caught.value
+    assert f"test_report.py:{line(third, 'sqrt')}" in error.argument
+    assert "width 5" in error.got
+    assert jaxfold.fold(three, params, X).report.rows[2].reason in str(error)
+    check(first, params, X, strict=True)  # all contracted: no error
+    check(lambda p, x: jnp.tanh(x), params, X, strict=True)  # nor where there is no norm
+
+
+def test_where() -> None:
+    """By any column of the report; what is left out says so."""
+    params = weights(**SHAPES)
+    folded = check(three, params, X, where=lambda row: row.epsilon > 1e-4)
+    assert decisions(folded) == ["skipped", "contracted", "skipped"]
+    assert "predicate" in folded.report.rows[0].reason
+    assert {"A", "a", "g", "W"} <= set(folded.contract(params)["params"])
+    assert decisions(check(three, params, X, where=lambda row: "A" in row.parameters))[:2] == ["contracted", "skipped"]
+    nothing = check(three, params, X, where=lambda row: False, tolerance=1e-300)
+    assert set(decisions(nothing)) == {"skipped"}
+    assert nothing.report.parameters[0] == nothing.report.parameters[1]
+
+
+def test_where_inside_a_scan() -> None:
+    """Also for what a scan holds, and for inputs of other shapes."""
+    params = weights(A=(3, 4, 48), V=(3, 48, 4))
+    fn = lambda p, x: jax.lax.scan(lambda c, q: (jnp.tanh(layer_norm(c @ q["A"]) @ q["V"]), None), x, p)[0]  # noqa: E731
+    assert decisions(check(fn, params, X)) == ["contracted"]
+    assert decisions(left := check(fn, params, X, where=lambda row: row.width == 7)) == ["skipped"]
+    assert left.apply(left.contract(params), X[:2]).shape == (2, 4)
+
+
+def test_minimum_saving() -> None:
+    """A share of the block's own parameters: 576 and 40 for the first, 256 and 24 for the second."""
+    params = weights(**SHAPES)
+    assert decisions(check(three, params, X, minimum_saving=0.9))[:2] == ["contracted", "contracted"]
+    assert decisions(check(three, params, X, minimum_saving=0.92))[:2] == ["contracted", "skipped"]
+    folded = check(three, params, X, minimum_saving=0.99)
+    assert decisions(folded)[:2] == ["skipped", "skipped"]
+    assert folded.report.rows[0].reason
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"minimum_saving": 1.0},
+        {"minimum_saving": -0.1},
+        {"minimum_saving": "much"},
+        {"minimum_saving": float("nan")},
+        {"minimum_saving": True},
+        {"where": "all"},
+        {"strict": "yes"},
+        {"strict": 1},
+    ],
+)
+def test_options_that_are_refused(options: Any) -> None:
+    with pytest.raises(jaxfold.OptionError, match=next(iter(options))):
+        jaxfold.fold(three, weights(**SHAPES), X, **options)
+
+
+def test_not_a_function() -> None:
+    with pytest.raises(jaxfold.OptionError, match="fn"):
+        jaxfold.fold(weights(**SHAPES), three, X)  # pyright: ignore[reportArgumentType]
+
+
+def test_text() -> None:
+    """For a person who did not write the model: where, what, how much, why not."""
+    text = " ".join(str(jaxfold.fold(three, weights(**SHAPES), X).report).split())
+    for part in ("left alone", "4/64", "3/32", "576 → 40", "832 → 64", "2 of 3", "test_report.py"):
+        assert part in text
+    reason = jaxfold.fold(three, weights(**SHAPES), X).report.rows[2].reason
+    for word in reason.split()[:4]:
+        assert word in text
+
+
+def test_text_without_norms() -> None:
+    assert str(jaxfold.fold(lambda p, x: jnp.tanh(x @ p["A"]), weights(**SHAPES), X).report)
+
+
+def test_json() -> None:
+    report = jaxfold.fold(three, weights(**SHAPES), X).report
+    found = json.loads(report.to_json())
+    assert [row["decision"] for row in found["rows"]] == ["contracted", "contracted", "skipped"]
+    assert found["rows"][0]["original"]["parameters"] == 576
+    assert found["rows"][0]["source"] == report.rows[0].source
+    assert found["totals"]["parameters"] == {"before": report.parameters[0], "after": report.parameters[1]}
+
+
+def test_stack_counts_every_layer() -> None:
+    params = weights(A=(3, 4, 48), V=(3, 48, 4))
+    fn = lambda p, x: jax.lax.scan(lambda c, q: (jnp.tanh(layer_norm(c @ q["A"]) @ q["V"]), None), x, p)[0]  # noqa: E731
+    (row,) = jaxfold.fold(fn, params, X).report.rows
+    assert row.stack == 3
+    assert row.original is not None
+    assert row.contracted is not None
+    assert row.original.parameters == 3 * 2 * 4 * 48
+    assert row.contracted.parameters == 3 * 2 * 4 * 4
+
+
+def test_norm_over_a_broadcast_statistic() -> None:
+    """The statistic spread to the array's own shape before the root, as Haiku's RMSNorm does, is in the report."""
+
+    def fn(p: Any, x: Any) -> Any:
+        h = x @ p["A"]
+        q = jnp.broadcast_to((h * h).mean(-1, keepdims=True), h.shape)
+        return h * jax.lax.rsqrt(q + 1e-5) @ p["W"]
+
+    assert len(check(fn, weights(**SHAPES), X).report.rows) == 1

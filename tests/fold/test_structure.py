@@ -1,0 +1,462 @@
+"""What is around the norms: calls, remat, scans, effects, random bits, trees, other shapes, transforms."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.core
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import export
+
+import jaxfold
+from tests.fold.checks import FLOAT64, check, decisions, difference, layer_norm, named, primitives, weights
+
+pytestmark = pytest.mark.usefixtures("x64", "usual")
+
+X = np.random.default_rng(2).normal(size=(6, 4))
+SHAPES = {"A": (4, 48), "a": (48,), "W": (48, 3), "K": (4, 4)}
+LAYERS = {"A": (3, 4, 48), "a": (3, 48), "V": (3, 48, 4)}
+REMAT = ("checkpoint", "remat", "remat2")
+
+
+def block(p: Any, x: Any) -> Any:
+    return layer_norm(x @ p["A"] + p["a"]) @ p["W"]
+
+
+def step(x: Any, layer: Any) -> Any:
+    return x + jnp.tanh(layer_norm(jnp.sin(x) @ layer["A"] + layer["a"]) @ layer["V"]), x.sum(-1)
+
+
+def inner(fn: Any, *arguments: Any, of: tuple[str, ...]) -> list[Any]:
+    """The equations of this kind."""
+    return [e for e in primitives(jax.make_jaxpr(fn)(*arguments)) if e.primitive.name in of]
+
+
+def test_jit_is_inlined() -> None:
+    params = weights(**SHAPES)
+    fn = jax.jit(lambda p, x: jax.jit(layer_norm)(jax.jit(jnp.matmul)(x, p["A"])) @ p["W"])
+    folded = check(fn, params, X)
+    assert decisions(folded) == ["contracted"]
+    assert folded.report.rows[0].width == 48
+
+
+def test_remat_stays() -> None:
+    """One equation of the same policy, with the contraction inside; what is wide is gone."""
+    params = weights(**SHAPES)
+    policy = jax.checkpoint_policies.dots_saveable
+    fn = jax.checkpoint(lambda p, x: jnp.tanh(block(p, x)), policy=policy)
+    folded = check(fn, params, X)
+    assert decisions(folded) == ["contracted"]
+    (equation,) = inner(folded.apply, folded.contract(params), X, of=REMAT)
+    assert equation.params["policy"] is policy
+    body = primitives(equation.params["jaxpr"])
+    assert sum(e.primitive.name == "dot_general" for e in body) == 2
+    assert not any(48 in v.aval.shape for e in body for v in (*e.invars, *e.outvars) if hasattr(v, "aval"))
+
+
+SCANS = {
+    "forwards": lambda p, x: jax.lax.scan(step, x, p),
+    "in reverse": lambda p, x: jax.lax.scan(step, x, p, reverse=True),
+    "unrolled": lambda p, x: jax.lax.scan(step, x, p, unroll=3),
+    "of remat": lambda p, x: jax.lax.scan(jax.checkpoint(step), x, p),
+    "in remat": jax.checkpoint(lambda p, x: jax.lax.scan(step, x, p)),
+    "with inputs": lambda p, x: jax.lax.scan(lambda c, z: step(c + z[1], z[0]), x, (p, jnp.stack([x, 2 * x, -x]))),
+}
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_scan_over_layers(name: str) -> None:
+    """One scan over the coefficients of all layers."""
+    params = weights(**LAYERS)
+    folded = check(SCANS[name], params, X)
+    assert decisions(folded) == ["contracted"]
+    assert folded.report.rows[0].stack == 3
+    contracted = folded.contract(params)
+    blocks = jax.tree.leaves(contracted["blocks"])
+    assert blocks
+    assert all(leaf.shape[0] == 3 for leaf in blocks)
+    found = inner(folded.apply, contracted, X, of=("scan", *REMAT))
+    if found[0].primitive.name in REMAT:
+        found = [e for e in primitives(found[0].params["jaxpr"]) if e.primitive.name == "scan"]
+    (scan,) = found
+    assert scan.params["length"] == 3
+    assert scan.params["reverse"] == (name == "in reverse")
+    assert [e.primitive.name in REMAT for e in primitives(scan.params["jaxpr"])].count(True) == (name == "of remat")
+    swapped = {key: leaf[::-1] for key, leaf in params.items()}  # a control: the order of the layers matters
+    assert difference(folded.apply(folded.contract(swapped), X), SCANS[name](params, X)) > 1e-3
+
+
+def test_scan_with_constants() -> None:
+    """The layer is shared by all steps: contracted once, not once a step."""
+    params = weights(A=(4, 48), a=(48,), V=(48, 4))
+    fn = lambda p, x: jax.lax.scan(lambda c, _: (step(c, p)[0], None), x, None, length=5)[0]  # noqa: E731
+    folded = check(fn, params, X)
+    assert decisions(folded) == ["contracted"]
+    assert folded.report.parameters[1] < folded.report.parameters[0] / 3
+    assert named(folded.apply, folded.contract(params), X).count("scan") == 1
+
+
+def test_scan_of_time() -> None:
+    """A recurrent network: parameters constant, inputs scanned over, and both in one body."""
+    params = weights(**SHAPES)
+
+    def fn(p: Any, x: Any) -> Any:
+        xs = jnp.stack([x, x**2])
+        return jax.lax.scan(lambda c, z: (jnp.tanh(c @ p["K"] + z), block(p, c)), x, xs)
+
+    assert decisions(check(fn, params, X)) == ["contracted"]
+
+
+@jax.custom_jvp
+def soft(x: Any) -> Any:
+    return jnp.log1p(jnp.exp(x))
+
+
+soft.defjvp(lambda primals, tangents: (soft(*primals), tangents[0] * 7.0))  # recognisably not the derivative
+
+
+@jax.custom_vjp
+def doubled(x: Any) -> Any:
+    return x * 2
+
+
+doubled.defvjp(lambda x: (doubled(x), None), lambda _, g: (g * 11.0,))
+
+
+def test_rebound_whole() -> None:
+    """cond, while and custom derivatives beside a norm that is contracted, their own rules included."""
+    params = weights(**SHAPES)
+
+    def fn(p: Any, x: Any) -> Any:
+        y = jax.lax.cond(x[0, 0] > 0, lambda y: y * 2, jnp.sin, soft(block(p, x)))
+        return jax.lax.fori_loop(0, 3, lambda _, z: z * 0.5 + y, y), doubled(y) @ p["W"].T
+
+    folded = check(fn, params, X)
+    assert decisions(folded) == ["contracted"]
+    names = named(folded.apply, folded.contract(params), X)
+    original = named(fn, params, X)
+    for name in ("cond", "while", "scan", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"):
+        assert names.count(name) == original.count(name)
+    assert {"cond", "custom_jvp_call"} <= set(names)
+    loss = lambda out: sum(jnp.sum(leaf) for leaf in out)  # noqa: E731
+    ours = jax.grad(lambda p: loss(folded.apply(folded.contract_traced(p), X)))(params)
+    assert difference(ours, jax.grad(lambda p: loss(fn(p, X)))(params)) < 1e-11
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_effects(jit: bool) -> None:
+    """Callbacks keep their number, their order and what they see, between and inside of what is contracted."""
+    params = weights(**SHAPES)
+    seen: list[Any] = []
+
+    def fn(p: Any, x: Any) -> Any:
+        h = x @ p["A"] + p["a"]
+        jax.debug.callback(lambda v: seen.append(("first", np.asarray(v))), h.mean(), ordered=True)
+        y = layer_norm(h) @ p["W"]
+        jax.debug.callback(lambda v: seen.append(("second", np.asarray(v))), y[0, 0], ordered=True)
+        jax.debug.callback(lambda v: seen.append(("parameter", np.asarray(v))), p["K"][0, 0], ordered=True)
+        return jnp.tanh(y)
+
+    def run(f: Any, *arguments: Any) -> list[Any]:
+        seen.clear()
+        jax.block_until_ready((jax.jit(f) if jit else f)(*arguments))
+        jax.effects_barrier()
+        return list(seen)
+
+    folded = jaxfold.fold(fn, params, X)
+    assert decisions(folded) == ["contracted"]
+    original, ours = run(fn, params, X), run(folded.apply, folded.contract(params), X)
+    assert [name for name, _ in ours] == [name for name, _ in original] == ["first", "second", "parameter"]
+    assert difference([v for _, v in ours], [v for _, v in original]) < FLOAT64
+
+
+def test_effects_inside_a_scan() -> None:
+    """A scan with effects is left whole: once for each layer, in their order."""
+    params = weights(**LAYERS)
+    seen: list[float] = []
+
+    def noisy(x: Any, layer: Any) -> Any:
+        jax.debug.callback(lambda v: seen.append(float(v)), layer["a"][0], ordered=True)
+        return step(x, layer)
+
+    folded = jaxfold.fold(lambda p, x: jax.lax.scan(noisy, x, p), params, X)
+    assert decisions(folded) == ["skipped"]
+    assert folded.report.rows[0].reason
+    jax.block_until_ready(folded.apply(folded.contract(params), X))
+    jax.effects_barrier()
+    assert seen == [float(v) for v in params["a"][:, 0]]
+
+
+def test_prints(capfd: pytest.CaptureFixture[str]) -> None:
+    params = weights(**SHAPES)
+
+    def fn(p: Any, x: Any) -> Any:
+        jax.debug.print("a {}", x.shape[0], ordered=True)
+        y = block(p, x)
+        jax.debug.print("b {}", jnp.isfinite(y).all(), ordered=True)
+        return y
+
+    folded = jaxfold.fold(fn, params, X)
+    folded.contract(params)
+    jax.effects_barrier()
+    assert capfd.readouterr().out == ""  # neither folding nor contracting runs them
+    jax.block_until_ready(jax.jit(folded.apply)(folded.contract(params), X))
+    jax.effects_barrier()
+    assert capfd.readouterr().out.split() == ["a", "6", "b", "True"]
+
+
+@pytest.mark.parametrize("key", [jax.random.key, jax.random.PRNGKey])
+def test_random_bits(key: Any) -> None:
+    """Dropout drops the same entries."""
+    params = weights(**SHAPES)
+
+    def fn(p: Any, x: Any, key: Any) -> Any:
+        first, second = jax.random.split(key)
+        y = block(p, x) * jax.random.bernoulli(first, 0.5, (6, 3))
+        return y, jax.random.normal(second, (4,))
+
+    folded = check(fn, params, X, key(3))
+    assert decisions(folded) == ["contracted"]
+    mask = np.asarray(folded.apply(folded.contract(params), X, key(3))[0]) != 0
+    assert 0 < mask.mean() < 1
+    assert (mask == (np.asarray(fn(params, X, key(3))[0]) != 0)).all()
+
+
+def test_keys_among_the_parameters() -> None:
+    params = {**weights(**SHAPES), "key": jax.random.key(0), "seed": jax.random.PRNGKey(1)}
+    fn = lambda p, x: block(p, x) * jax.random.bernoulli(p["key"], 0.5, (6, 3)) + jax.random.normal(p["seed"], (3,))  # noqa: E731
+    assert decisions(check(fn, params, X)) == ["contracted"]
+
+
+UNTOUCHED = {
+    "no norm": lambda p, x: {"y": jnp.tanh(x @ p["A"] + p["a"]) @ p["W"]},
+    "post-LN": lambda p, x: layer_norm(x + jnp.tanh(x @ p["K"])) @ p["A"],
+    "jit and remat": jax.jit(lambda p, x: jax.checkpoint(lambda x: jnp.tanh(x @ p["A"]) @ p["W"])(x)),
+    "scan": lambda p, x: jax.lax.scan(lambda c, _: (jnp.tanh(c @ p["K"]), c.sum()), x, None, length=3),
+    "integers": lambda p, x: (x > 0).astype(int).sum(0),
+}
+
+
+def texts(jaxpr: Any) -> list[str]:
+    """Each equation's primitive, its parameters that are no jaxprs, and the shapes it reads and writes."""
+    found = []
+    for e in jaxpr.eqns:
+        plain = {key: value for key, value in e.params.items() if not hasattr(value, "eqns")}
+        plain = {key: value for key, value in plain.items() if not hasattr(value, "jaxpr") and not callable(value)}
+        shapes = [str(v.aval) for v in (*e.invars, *e.outvars)]
+        found.append(f"{e.primitive.name} {plain if e.primitive.name not in ('jit', 'pjit') else ''} {shapes}")
+        for value in e.params.values():
+            if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+                found += texts(getattr(value, "jaxpr", value))
+    return found
+
+
+@pytest.mark.parametrize("name", UNTOUCHED)
+def test_untouched(name: str) -> None:
+    """The same equations in the same order."""
+    params, fn = weights(**SHAPES), UNTOUCHED[name]
+    folded = check(fn, params, X, tolerance=1e-300)
+    ours = jax.make_jaxpr(folded.apply)(folded.contract(params), X)
+    assert texts(ours.jaxpr) == texts(jax.make_jaxpr(fn)(params, X).jaxpr)
+    assert folded.contract(params)["blocks"] == {}
+
+
+@pytest.mark.parametrize("kind", ["block", "scan", "remat"])
+def test_folding_again(kind: str) -> None:
+    """Changes nothing more."""
+    fn = {"block": block, "remat": jax.checkpoint(block), "scan": SCANS["forwards"]}[kind]
+    params = weights(**(LAYERS if kind == "scan" else SHAPES))
+    folded = jaxfold.fold(fn, params, X)
+    assert "contracted" in decisions(folded)
+    contracted = folded.contract(params)
+    again = check(folded.apply, contracted, X)
+    assert again.report.contracted == ()
+    assert again.report.parameters[0] == again.report.parameters[1]
+    second = again.contract(contracted)
+    assert named(again.apply, second, X) == named(folded.apply, contracted, X)
+
+
+def test_output_trees() -> None:
+    params = weights(**SHAPES)
+    fn = lambda p, x: {"a": [block(p, x["in"][0]), None], "b": (), "c": flax.core.freeze({"d": x["in"][1]})}  # noqa: E731
+    inputs = {"in": (X, jnp.float32(2))}
+    folded = check(fn, params, inputs)
+    assert decisions(folded) == ["contracted"]
+
+
+BATCH = {
+    "rows": lambda p, x: block(p, x),
+    "position": lambda p, x: layer_norm(x @ p["A"] + p["pos"][: x.shape[-2]]) @ p["W"],
+    "scaled by a size": lambda p, x: layer_norm(x @ p["A"] / x.shape[-2]) @ p["W"],
+    "row of a table by size": lambda p, x: layer_norm(x @ p["A"] + p["pos"][x.shape[-2] - 1]) @ p["W"],
+    "branch on a size": lambda p, x: block(p, x) if x.shape[-2] > 3 else layer_norm(x @ p["A"] - p["a"]) @ p["W"],
+}
+OTHERS = {
+    "3": X[:3],
+    "1": X[:1],
+    "0": X[:0],
+    "6 again": -X,
+    "2, 3": X.reshape(2, 3, 4),
+    "float32": X.astype(np.float32),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("name", BATCH)
+def test_other_inputs(name: str, other: str) -> None:
+    """Coefficients are of one set of shapes; for others they serve or are refused, and are never wrong."""
+    params, fn, x = weights(**SHAPES, pos=(6, 48)), BATCH[name], OTHERS[other]
+    folded = jaxfold.fold(fn, params, X)
+    contracted = folded.contract(params)
+    try:
+        result = folded.apply(contracted, x)
+    except jaxfold.ShapeError:
+        assert name != "rows" or other == "0"
+        return
+    assert difference(result, fn(params, x)) < (1e-5 if other == "float32" else FLOAT64)
+
+
+def test_function_of_the_dtype() -> None:
+    """Likewise for another dtype of the inputs."""
+    fn = lambda p, x: layer_norm(x @ p["A"] + (p["a"] if x.dtype == np.float64 else -p["a"])) @ p["W"]  # noqa: E731
+    params = weights(**SHAPES)
+    folded = jaxfold.fold(fn, params, X)
+    narrow = X.astype(np.float32)
+    try:
+        result = folded.apply(folded.contract(params), narrow)
+    except jaxfold.JaxfoldError:
+        return
+    assert difference(result, fn(params, narrow)) < 1e-5
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Params:
+    A: Any
+    a: Any
+    W: Any
+
+
+def containers() -> dict[str, tuple[Any, Any]]:
+    p = weights(A=(4, 48), a=(48,), W=(48, 3))
+    module = nnx.Module()
+    for key, leaf in p.items():
+        setattr(module, key, nnx.Param(leaf))
+    graph, state = nnx.split(module)
+    nested = {"up": {"kernel": p["A"], "bias": p["a"]}, "down": {"kernel": p["W"]}}
+
+    def of_nested(q: Any, x: Any) -> Any:
+        return layer_norm(x @ q["up"]["kernel"] + q["up"]["bias"]) @ q["down"]["kernel"]
+
+    def block_of(m: Any, x: Any) -> Any:
+        return layer_norm(x @ m.A[...] + m.a[...]) @ m.W[...]
+
+    return {
+        "nested": (of_nested, nested),
+        "FrozenDict": (of_nested, flax.core.freeze(nested)),
+        "list": (lambda q, x: layer_norm(x @ q[0] + q[1][0]) @ q[2], [p["A"], (p["a"],), p["W"]]),
+        "dataclass": (lambda q, x: layer_norm(x @ q.A + q.a) @ q.W, Params(**p)),
+        "State": (lambda q, x: block_of(nnx.merge(graph, q), x), state),
+        "integer keys": (lambda q, x: layer_norm(x @ q[0] + q[1]) @ q[2], dict(enumerate(p.values()))),
+        "None inside": (lambda q, x: layer_norm(x @ q["A"] + q["a"]) @ q["W"], {**p, "z": None}),
+        "NumPy": (lambda q, x: layer_norm(x @ q["A"] + q["a"]) @ q["W"], jax.tree.map(np.asarray, p)),
+        "single leaf": (lambda q, x: layer_norm(x @ q) @ q.T, p["A"]),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(containers()))
+def test_trees_of_parameters(name: str) -> None:
+    fn, params = containers()[name]
+    assert decisions(check(fn, params, X)) == ["contracted"]
+
+
+def test_paths_that_read_alike() -> None:
+    """Two leaves ``a/b``: one of a key with a slash, one nested."""
+    k = weights(k=(3, 3), l=(3, 3))
+    params = {**weights(**SHAPES), "q/b": k["k"], "q": {"b": k["l"]}}
+
+    def fn(p: Any, x: Any) -> Any:
+        y = jnp.tanh(jnp.tanh(block(p, x)) @ p["q/b"])
+        return y @ jnp.tanh(p["q"]["b"]) + jnp.sin(x[:, :3]) @ p["q"]["b"]
+
+    check(fn, params, X)
+
+
+def test_shapes_alone() -> None:
+    """Folded with ShapeDtypeStructs: the same as with arrays."""
+    params = weights(**SHAPES)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
+    folded = jaxfold.fold(block, shapes, jax.ShapeDtypeStruct(X.shape, X.dtype))
+    assert folded.report.parameters == jaxfold.fold(block, params, X).report.parameters
+    assert difference(folded.apply(folded.contract(params), X), block(params, X)) < FLOAT64
+    with pytest.raises(jaxfold.ConcretenessError):
+        folded.contract(shapes)
+
+
+def test_transforms_of_apply() -> None:
+    params = weights(**SHAPES)
+    folded = jaxfold.fold(block, params, X)
+    contracted = folded.contract(params)
+    truth = block(params, X)
+    assert difference(jax.jit(folded.apply)(contracted, X), truth) < FLOAT64
+    assert difference(jax.vmap(folded.apply, (None, 0))(contracted, X), truth) < FLOAT64
+    stacked = np.stack([X, 2 * X])
+    assert difference(jax.vmap(folded.apply, (None, 0))(contracted, stacked), block(params, stacked)) < FLOAT64
+    by_input = [jax.grad(lambda x, f=f, p=p: jnp.sum(jnp.sin(f(p, x))))(jnp.asarray(X))
+                for f, p in ((folded.apply, contracted), (block, params))]  # fmt: skip
+    assert difference(*by_input) < 1e-11
+    jax.grad(lambda c: jnp.sum(folded.apply(c, X)))(contracted)  # fine-tuning of the coefficients themselves
+    assert difference(jax.checkpoint(folded.apply)(contracted, X), truth) < FLOAT64
+
+
+def test_export() -> None:
+    """Lowered for machines that are not here."""
+    params = weights(**LAYERS)
+    folded = jaxfold.fold(SCANS["of remat"], params, X)
+    contracted = folded.contract(params)
+    exported = export.export(jax.jit(folded.apply), platforms=("cpu", "cuda", "tpu"))(contracted, X)
+    loaded = export.deserialize(exported.serialize())
+    assert loaded.platforms == ("cpu", "cuda", "tpu")
+    assert difference(loaded.call(contracted, X), SCANS["of remat"](params, X)) < FLOAT64
+    traced = jax.jit(lambda p, x: folded.apply(folded.contract_traced(p), x))
+    assert export.export(traced, platforms=("cuda", "tpu"))(params, X).mlir_module_serialized
+
+
+def test_wrong_arguments() -> None:
+    """Trees that do not fit are refused with their paths, not looked up by chance."""
+    params = weights(**SHAPES)
+    folded = jaxfold.fold(lambda p, x: jnp.tanh(block(p, x)) @ p["K"][:3], params, X)
+    contracted = folded.contract(params)
+    with pytest.raises(jaxfold.StructureError):
+        folded.contract({key: leaf for key, leaf in params.items() if key != "W"})
+    with pytest.raises(jaxfold.ShapeError, match="W"):
+        folded.contract({**params, "W": params["W"][:-1]})
+    with pytest.raises(jaxfold.ConcretenessError):
+        jax.jit(folded.contract)(params)
+    with pytest.raises(jaxfold.CoefficientError, match="a"):
+        folded.contract({**params, "a": params["a"].at[0].set(jnp.nan)})
+    with pytest.raises(jaxfold.StructureError):
+        folded.apply(params, X)
+    with pytest.raises(jaxfold.StructureError):
+        folded.apply({**contracted, "params": {}}, X)
+    with pytest.raises(jaxfold.StructureError):
+        folded.apply({**contracted, "blocks": {}}, X)
+
+
+def test_parameters_of_another_dtype() -> None:
+    """Folded in float64 and given float32, or the reverse: refused, or as the function would do it."""
+    params = weights(**SHAPES)
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+    x = X.astype(np.float32)
+    folded = jaxfold.fold(block, params, x)
+    try:
+        result = folded.apply(folded.contract(narrow), x)
+    except jaxfold.JaxfoldError:
+        return
+    truth = block(narrow, x)
+    assert result.dtype == truth.dtype
