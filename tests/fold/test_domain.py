@@ -101,15 +101,15 @@ def check(function: Any, params: Any, x: Any) -> tuple[int, int]:
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", range(5))
 def test_random_programs(block: int) -> None:
     affine = quadratic = 0
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        for seed in range(10_000 + 12 * block, 10_000 + 12 * (block + 1)):
+        for seed in range(10_000 + 10 * block, 10_000 + 10 * (block + 1)):
             counts = check(*draw(seed))
             affine, quadratic = affine + counts[0], quadratic + counts[1]
-    assert affine > 100
-    assert quadratic > 10
+    assert affine > 80
+    assert quadratic > 8
 
 
 RNG = np.random.default_rng(0)

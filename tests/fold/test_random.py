@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.programs import examine
 
-CHUNKS, EACH = 10, 20
+CHUNKS, EACH = 5, 16
 # Entries are about 1, but a program may multiply arrays and take differences: see the benchmark for a count of these.
 FLOAT64 = 1e-9
 
@@ -18,7 +18,7 @@ def test_random_programs(chunk: int) -> None:
     assert [(o.seed, o.error) for o in outcomes if not o.error < FLOAT64] == []
     # Two of three over many programs; chunks of 20 differ.
     norms, contracted = sum(o.norms for o in outcomes), sum(o.contracted for o in outcomes)
-    assert norms > 10
+    assert norms > 8
     assert contracted >= 0.5 * norms
 
 
