@@ -333,7 +333,7 @@ def test_classes() -> None:
     builtin = {
         **{jaxfold.StructureError: ValueError, jaxfold.OptionError: ValueError, jaxfold.ShapeError: ValueError},
         **{jaxfold.GrowthError: ValueError, jaxfold.DtypeError: TypeError, jaxfold.ConcretenessError: TypeError},
-        jaxfold.CoefficientError: ArithmeticError,
+        **{jaxfold.CoefficientError: ArithmeticError, jaxfold.NotFoldedError: ValueError},
     }
     assert set(builtin) == set(jaxfold.JaxfoldError.__subclasses__())
     assert all(issubclass(ours, theirs) for ours, theirs in builtin.items())
