@@ -12,16 +12,6 @@ from jaxfold._fold._program import Equation, Value
 Emitted = EmittedAffine | EmittedQuadratic
 
 
-@dataclasses.dataclass
-class Tally:
-    """What it takes to compute something in some way: FLOPs, entries and bytes of coefficients, parameters as bits."""
-
-    flops: int = 0
-    coefficients: int = 0
-    nbytes: int = 0
-    parameters: int = 0
-
-
 NOTHING = Cost(0, 0, 0)
 
 
