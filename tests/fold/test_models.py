@@ -61,7 +61,8 @@ def test_norm_linear_norm() -> None:
     assert decisions(folded) == ["contracted", "contracted"]
     jaxpr = jax.make_jaxpr(folded.apply)(folded.contract(params), x)
     assert max(np.prod(v.aval.shape) for e in jaxpr.jaxpr.eqns for v in e.outvars) < 9 * 40
-    wrong = jaxfold.fold(lambda p, x: fn(p, 1.01 * x), params, x)  # the control: the scale of x matters by epsilon alone
+    # The control: the scale of x matters by the epsilons alone.
+    wrong = jaxfold.fold(lambda p, x: fn(p, 1.01 * x), params, x)
     assert difference(wrong.apply(wrong.contract(params), x), fn(params, x)) > 1e-3
 
 
