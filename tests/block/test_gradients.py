@@ -78,7 +78,10 @@ def test_input_gradients(name: str, form: Any) -> None:
     truth = jax.grad(lambda x: loss(original(case.layers, x, case.options)))(case.x)
     result = jax.grad(lambda x: loss(jaxfold.apply(block, x)))(case.x)
     chex.assert_tree_all_finite(result)
-    assert row_errors(np.asarray(truth), result).max() < FLOAT64 * (100 if "one" in name else 1)
+    # Rank 2 without a bias and one feature have rows whose activation nearly vanishes: the gradient has 1/σ in it.
+    assert row_errors(np.asarray(truth), result).max() < FLOAT64 * (
+        100 if "one" in name else 10 if "rank" in name else 1
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
