@@ -109,8 +109,8 @@ def places_of(tree: Any) -> Places:
 
 def size_of(tree: Any) -> tuple[int, int]:
     """Entries and bytes of all different arrays."""
-    bare = [unbox(leaf) for _, leaf in leaves(tree)]
-    arrays = {id(leaf): leaf for leaf in bare if hasattr(leaf, "dtype") and hasattr(leaf, "shape")}.values()
+    unboxed = [unbox(leaf) for _, leaf in leaves(tree)]
+    arrays = {id(leaf): leaf for leaf in unboxed if hasattr(leaf, "dtype") and hasattr(leaf, "shape")}.values()
     entries = [int(np.prod(leaf.shape)) for leaf in arrays]
     return sum(entries), sum(size * _itemsize(leaf.dtype) for size, leaf in zip(entries, arrays, strict=True))
 

@@ -1,9 +1,10 @@
 """Float32 errors beside the original's own, on families that are hard on float32.
 
 The bar is a factor of 2, on every family and for both forms: for the typical error (root mean square over all entries)
-and for the 99th percentile of the errors. The largest error of thousands is another matter where the output is a small
-difference of large terms: one unlucky entry decides, and which one depends on the order in which a machine adds, for
-the original as for the contracted block. Its bar is 5. ``benchmarks/accuracy.py`` prints all the figures.
+and for the 99th percentile of the errors. For the largest error of thousands it holds in the standard form. In the
+direct form it is another matter where the output is a small difference of large terms: numerator and denominator round
+apart, one unlucky entry decides, and which one depends on the order in which a machine adds. There the bar is 5.
+``benchmarks/accuracy.py`` prints all the figures.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ from tests.families import FAMILIES, draw
 from tests.reference import row_errors, two_pass
 
 SIZES = [(16, 128, 128), (24, 64, 32), (40, 16, 7)]
+CANCELLING = {
+    "inputs cancelling the bias",
+    "κ = 1e6 kernel, inputs along its small directions",
+    "rank 2, zero bias",
+    "signed scales 1e-3 … 1e3",  # a factor of 3.0 on one processor, below 2 on another
+}
 # Half-precision coefficients under float32 inputs: the original's weights are exact there, the contracted ones rounded.
 ROUNDED = "bfloat16 storage, float32 inputs"
 SEEDS = 4
@@ -45,7 +52,7 @@ def test_at_most_twice_the_error_of_the_original(name: str, size: tuple[int, int
     before, after = _pooled(name, size, form=form)
     assert np.sqrt(np.mean(after**2)) <= 2 * np.sqrt(np.mean(before**2))
     assert np.quantile(after, 0.99) <= 2 * np.quantile(before, 0.99)
-    assert after.max() <= 5 * before.max()
+    assert after.max() <= (5 if form == "direct" and name in CANCELLING else 2) * before.max()
 
 
 @pytest.mark.parametrize("name", ["plain", "bias mean 1e4", "inputs cancelling the bias", "float16 storage and inputs"])
