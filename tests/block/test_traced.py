@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jaxfold
-from jaxfold._algebra._gram import gram_product
+from jaxfold._algebra._gram import gram_product, quadratic_form
 from jaxfold._algebra._witness import witness
 from tests.block.test_gradients import loss, original
 from tests.factories import Case, make_case
@@ -215,3 +215,25 @@ def test_the_wide_activation_never_exists() -> None:
         step = jax.jit(jax.grad(lambda leaves, x, block=block: loss(block(leaves, x, case.options))))
         text = step.lower(case.layers, case.x).compile().as_text() or ""
         assert ("96,256]" in text) == wide
+
+
+@pytest.mark.usefixtures("x64")
+def test_second_order_inside_a_scan() -> None:
+    """Forward over reverse: JAX takes a scan apart, and must not do so with R a constant inside."""
+    rng = np.random.default_rng(0)
+    rows, x = rng.normal(size=(3, 5, 48)), rng.normal(size=(3, 6, 5))
+    tangents = rng.normal(size=rows.shape), rng.normal(size=x.shape)
+
+    def scanned(rows: Any, x: Any) -> Any:
+        step = lambda total, own: (total + jnp.sum(jnp.sin(quadratic_form(own[0], own[1], witness(own[1])))), None)  # noqa: E731
+        return jax.lax.scan(step, jnp.zeros(()), (x, rows))[0]
+
+    def written(rows: Any, x: Any) -> Any:
+        return jnp.sum(jnp.sin(jnp.sum(jnp.square(x @ rows), -1)))
+
+    def product(fn: Any) -> Any:
+        return jax.jvp(jax.grad(fn, (0, 1)), (rows, x), tangents)[1]
+
+    for ours, theirs in zip(product(scanned), product(written), strict=True):
+        # Sums of 48 squares of size 5, to second order: some 1e3 roundings of 1e-16.
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12 * float(np.abs(theirs).max()))
