@@ -116,7 +116,7 @@ class Affine:
         terms: T by source, ``(*row_shape, *axes)``, each axis of the array's size or 1.
         bias: b, of as many axes as the array, each of its size or 1; None for zero.
         sum_of: of what it is the sum, if it is one.
-        centred: whether it is something less its own mean.
+        centred: the sum whose mean was taken from it, if it is something less its own mean.
         narrows: whether it is narrower than its sources, and so the better source for all that reads it.
     """
 
@@ -124,7 +124,7 @@ class Affine:
     terms: dict[Source, Known]
     bias: Known | None = None
     sum_of: Sum | None = None
-    centred: bool = False
+    centred: Sum | None = None
     narrows: bool = False
 
     def free(self) -> set[int]:

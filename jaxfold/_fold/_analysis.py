@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jaxfold._fold import _rules_arithmetic, _rules_layout, _rules_sums
-from jaxfold._fold._affine import Affine, Quadratic, Square
+from jaxfold._fold._affine import Affine, Quadratic, Square, trivial
 from jaxfold._fold._known import Known, reshape
 from jaxfold._fold._program import LARGEST_CONSTANT, Equation, Program, Value, small_constant
 from jaxfold._fold._registry import RULES, Abstract, Operands
@@ -26,6 +26,7 @@ class Analysis:
     Attributes:
         program: what was analysed.
         constant: for opaque values, the axes along which they only repeat themselves.
+        first: for each affine array, the value that it was found for: others with the same array are copies of it.
         given: for each input, the parameters that it depends on, or None if it is none but a runtime input.
         abstract: for each value that was reached, its :data:`Abstract`.
         depends: for each known value, the indices of the parameters that it depends on, as the bits of an integer.
@@ -36,6 +37,8 @@ class Analysis:
         self.abstract: dict[Value, Abstract] = {}
         self.depends: dict[Value, int] = {}
         self.constant: dict[Value, frozenset[int]] = {}
+        self.first: dict[Affine, Value] = {}
+        self._own: dict[Value, Affine] = {}
         for value, bits in zip(program.inputs, depends, strict=True):
             self.abstract[value] = None if bits is None else Known(value.shape, value=value)
             self.depends[value] = bits or 0
@@ -46,6 +49,18 @@ class Analysis:
         if value in self.abstract:
             return self.abstract[value]
         return Known(value.shape, value=value)  # a constant
+
+    def own(self, value: Value) -> Affine:
+        """A runtime value as an affine array over itself: one and the same at every call."""
+        if value not in self._own:
+            self._own[value] = trivial(value, self.constant_along(value))
+            self.first[self._own[value]] = value
+        return self._own[value]
+
+    def root(self, value: Value) -> Value:
+        """The value that it is a copy of, if it is one, in whatever dtype."""
+        abstract = self.of(value)
+        return self.first.get(abstract, value) if isinstance(abstract, Affine) else value
 
     def is_source(self, value: Value) -> bool:
         """Whether it is affine, but narrower than what it is computed from: opaque to whatever reads it."""
@@ -71,9 +86,11 @@ class Analysis:
         rule = RULES.get(equation.name)
         if rule is not None and not effects and len(equation.outputs) == 1 and _is_floating(equation.outputs[0]):
             operands = [None if self.is_source(value) else self.of(value) for value in equation.inputs]
-            result = rule(Operands(equation, operands, [self._constant(value) for value in equation.inputs]))
+            result = rule(Operands(equation, operands, self.own))
         if len(equation.outputs) == 1:
             self.abstract[equation.outputs[0]] = result
+            if isinstance(result, Affine):
+                self.first.setdefault(result, equation.outputs[0])
             if result is None and equation.name in ENTRY_BY_ENTRY:
                 self._repeats(equation)
         else:
@@ -85,11 +102,11 @@ class Analysis:
         axes = {axis for axis, size in enumerate(output.shape) if size != 1}
         for value in equation.inputs:
             if value.shape:
-                axes &= self._constant(value) | {axis for axis, size in enumerate(value.shape) if size == 1}
+                axes &= self.constant_along(value) | {axis for axis, size in enumerate(value.shape) if size == 1}
         if axes:
             self.constant[output] = frozenset(axes)
 
-    def _constant(self, value: Value) -> frozenset[int]:
+    def constant_along(self, value: Value) -> frozenset[int]:
         """The axes, of a size other than 1, along which an array only repeats itself."""
         abstract, shape = self.of(value), value.shape
         if isinstance(abstract, Known):

@@ -25,14 +25,17 @@ from jax import lax
 from jaxfold._algebra._dtype import compute_dtype
 from jaxfold._algebra._factor import factor
 from jaxfold._algebra._gram import quadratic_form
+from jaxfold._algebra._scale import add_bias, project, sum_of_squares
 from jaxfold._algebra._scale import affine as affine_product
-from jaxfold._algebra._scale import project, sum_of_squares
 from jaxfold._algebra._witness import witness
 from jaxfold._fold import _known as known
 from jaxfold._fold._affine import Affine, Quadratic
 from jaxfold._fold._known import Known
 from jaxfold._fold._product import Product, Read, arranged, products, united
 from jaxfold._fold._program import Value
+
+# A narrow array is lengthened by a 1 for the bias, which is cheaper than to add it; a wide one would be copied for it.
+NARROW = 64
 
 
 class EmittedAffine:
@@ -49,12 +52,23 @@ class EmittedAffine:
     @property
     def flops(self) -> int:
         return sum(
-            2 * math.prod(product.sizes) * product.rows * math.prod(self.array.shape[a] for a in product.own_axes())
+            math.prod(product.sizes)
+            * (2 * product.rows - product.constant)
+            * math.prod(self.array.shape[a] for a in product.own_axes())
             for product in self.products
         )
 
+    @property
+    def wide(self) -> bool:
+        """Whether it is made from an array of the model's own width: such a product is in the program's own dtype."""
+        return all(_apart(product) or product.rows > NARROW for product in self.products)
+
     def values(self) -> set[Value]:
         return {view.source.value for product in self.products for source in product.sources for view in source.views}
+
+    def leaves(self) -> set[Value]:
+        """The known values that its coefficients are computed from."""
+        return set().union(*(product.table.leaves() for product in self.products))
 
     def scales(self) -> set[Value]:
         """The runtime arrays that its sources are scaled with."""
@@ -66,17 +80,27 @@ class EmittedAffine:
         tables = {}
         for index, product in enumerate(self.products):
             order = [0, *(1 + a for a in product.shared_axes()), *(1 + a for a in product.own_axes())]
-            tables[_name(index)] = arranged(compute(product.table), order, xp)
+            table = arranged(compute(product.table), order, xp)
+            if _apart(product):
+                tables[_name(index, "bias")], table = table[-1], table[:-1]
+            tables[_name(index)] = table
         return tables
 
     def evaluate(self, coefficients: Any, read: Read, dtype: Any) -> Any:
-        kernels = [jnp.asarray(coefficients[_name(index)], dtype) for index in range(len(self.products))]
-        parts = [self._evaluate(p, kernel, read, dtype) for p, kernel in zip(self.products, kernels, strict=True)]
+        parts = []
+        for index, product in enumerate(self.products):
+            kernel = jnp.asarray(coefficients[_name(index)], dtype)
+            bias = jnp.asarray(coefficients[_name(index, "bias")], dtype) if _apart(product) else None
+            parts.append(self._evaluate(product, kernel, bias, read, dtype))
         return jnp.broadcast_to(functools.reduce(jnp.add, parts), self.array.shape)
 
-    def _evaluate(self, product: Product, kernel: Any, read: Read, dtype: Any) -> Any:
+    def _evaluate(self, product: Product, kernel: Any, bias: Any, read: Read, dtype: Any) -> Any:
         shared, own = product.shared_axes(), product.own_axes()
-        if not shared and product.constant:
+        if bias is not None:
+            x = product.narrow(read, compute_dtype(np.dtype(dtype)), with_constant=False).astype(dtype)
+            out = lax.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())), precision=self.precision)
+            out = add_bias(out, bias)
+        elif not shared and product.constant:
             out = affine_product(product.narrow(read, dtype, with_constant=False), kernel, self.precision)
         else:
             x = product.narrow(read, dtype, with_constant=product.constant)
@@ -123,6 +147,9 @@ class EmittedQuadratic:
 
     def values(self) -> set[Value]:
         return {view.source.value for source in self.product.sources for view in source.views}
+
+    def leaves(self) -> set[Value]:
+        return self.product.table.leaves()
 
     def _rows(self, xp: Any, compute: Callable[[Known], Any]) -> Any:
         """T, ``(*batch, rows, width)``, centred as far as the quadratic says, and scaled: q = ‖x̄ T‖² + offset."""
@@ -179,8 +206,13 @@ class EmittedQuadratic:
         return jnp.vectorize(quadratic_form, signature="(p),(p,n),(k,p)->()")(x, rows, factors)
 
 
-def _name(index: int) -> str:
-    return f"kernel_{index}" if index else "kernel"
+def _apart(product: Product) -> bool:
+    """Whether the bias is a coefficient of its own."""
+    return product.constant and product.rows > NARROW and not product.shared_axes()
+
+
+def _name(index: int, name: str = "kernel") -> str:
+    return f"{name}_{index}" if index else name
 
 
 def output_dtype(value: Value) -> Any:

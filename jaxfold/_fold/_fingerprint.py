@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from jaxfold._fold._centred import Recentred, Stored, Way
 from jaxfold._fold._components import Emitted
 from jaxfold._fold._emission import EmittedAffine
 from jaxfold._fold._known import Known
@@ -24,8 +25,14 @@ class Fingerprints:
         self.inputs = {value: index for index, value in enumerate(program.inputs)}
         self.memo: dict[int, bytes] = {}
 
-    def emitted(self, way: Emitted) -> Any:
+    def emitted(self, way: Emitted | Way) -> Any:
         """Of how an array is computed, as far as its coefficients go."""
+        if isinstance(way, Stored):
+            return "stored", self._digest(way.table)
+        if isinstance(way, Recentred) and way.way is not None:
+            return self.emitted(way.way)
+        if isinstance(way, Way):
+            return type(way).__name__
         if isinstance(way, EmittedAffine):
             return tuple((self._product(p), _sizes(p, p.shared_axes()), _sizes(p, p.own_axes())) for p in way.products)
         q, product = way.quadratic, way.product
@@ -93,6 +100,8 @@ def _key(node: Known) -> Any:
         return name, [ranks[axis] for axis in details[0] if axis in ranks]
     if name == "sum":
         return name, [ranks[axis] for axis in details[0] if axis in ranks], details[1]
+    if name == "centre":
+        return name, ranks.get(details[0])
     if name == "concatenate":
         return name, sum(size != 1 for size in node.shape[: details[0]])
     if name == "slice":

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfold._extend import ClosedJaxpr
+from jaxfold._fold._centred import less_mean
 from jaxfold._fold._program import Equation, Program, Value
 
 REMAT = ("remat2", "checkpoint", "remat")
@@ -39,6 +40,11 @@ class Inner:
         self.program = Program(jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ()))
         self.known = [is_known(value) for value in equation.inputs]
         self.repeat, self.stacks = 1, False
+        self.centred: dict[int, int] = {}  # inputs whose mean is taken away on entering, and along which axis
+
+    def enter(self, index: int, array: Any) -> Any:
+        """An input as the program inside reads it."""
+        return less_mean(jnp.asarray(array), self.centred[index]) if index in self.centred else array
 
     def contract(self, body: Runs, parameters: Sequence[Any], xp: Any) -> Any:
         """The coefficients; ``parameters`` are the known inputs."""

@@ -128,6 +128,16 @@ def index(node: Known, slices: tuple[tuple[int, int, int], ...]) -> Known:
     return Known(shape, lambda xp, array: array[tuple(slice(*part) for part in slices)], (node,), key=("slice", slices))
 
 
+def centre(node: Known, axis: int) -> Known:
+    """Less its mean along an axis; one of size 1 stands for the same number everywhere."""
+    return Known(
+        node.shape,
+        lambda xp, array: array - xp.mean(array, axis=axis, keepdims=True),
+        (node,),
+        key=("centre", axis),
+    )
+
+
 def concatenate(nodes: list[Known], axis: int) -> Known:
     if len(nodes) == 1:
         return nodes[0]

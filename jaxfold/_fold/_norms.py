@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jaxfold._extend import ClosedJaxpr, Jaxpr, line_of
 from jaxfold._fold._affine import Affine, Quadratic
 from jaxfold._fold._analysis import Analysis
+from jaxfold._fold._centred import MeanSquare
+from jaxfold._fold._centring import Centring
 from jaxfold._fold._components import Component
-from jaxfold._fold._emission import EmittedAffine
-from jaxfold._fold._groups import norms_behind
+from jaxfold._fold._emission import EmittedQuadratic
+from jaxfold._fold._groups import norms_behind, norms_read
 from jaxfold._fold._plan import Plan
 from jaxfold._fold._program import Equation, Program, Value
 from jaxfold._fold._rules_arithmetic import is_sum_of_squares
+from jaxfold._fold._schedule import schedule
+from jaxfold._tree._fold_report import Decision
 
 ROOTS = {"sqrt", "rsqrt", "pow", "integer_pow"}
 SQUARES = {"square", "integer_pow", "mul"}
@@ -28,56 +32,62 @@ class Norm:
     Attributes:
         root: the equation that takes the root.
         width: how many entries are summed.
-        contracted: whether it is.
-        reason: why not; empty if it is.
+        decision: what was done about it.
+        reason: why nothing was, if so.
         component: the equations that it belongs to, if its input is affine.
+        absorbing: those of what its root scales.
         quadratic: what is known of its sum of squares, if anything.
         before, behind: the parameters that make its input, and those of what reads its output, as bits.
         repeat: how many layers of a scan it stands for.
+        weightless: whether its scale and bias are in its readers.
+        stream: the value that it takes the mean from, if it does.
+        reductions: how many sums over its features the program has for it, before and after.
     """
 
     root: Equation
     width: int
-    contracted: bool
+    decision: Decision
     reason: str
     component: Component | None = None
+    absorbing: tuple[Component, ...] = ()
     quadratic: Quadratic | None = None
     before: int = 0
     behind: int = 0
     repeat: int = 1
+    weightless: bool = False
+    stream: Value | None = None
+    reductions: tuple[int, int] | None = None
 
     @property
     def line(self) -> str:
         return line_of(self.root.source)
 
 
-def norms(plan: Plan, repeat: int = 1) -> list[Norm]:
+def norms(plan: Plan, centring: Centring | None = None, repeat: int = 1) -> list[Norm]:
     """Every norm of a program and of the programs inside it, in their order."""
-    analysis = plan.analysis
-    where = {equation: component for component in plan.components for equation in component.equations}
+    found = _Norms(plan, centring)
     seen: set[Any] = set()
     result: list[Norm] = []
     for equation in plan.live:
         if equation in plan.inner:
             inner, body = plan.inner[equation]
-            result += norms(body, repeat * inner.repeat)
-        elif not analysis.is_known(equation.outputs[0]) if equation.outputs else False:
+            result += norms(body, centring, repeat * inner.repeat)
+        elif not plan.analysis.is_known(equation.outputs[0]) if equation.outputs else False:
             result += _left_whole(equation, repeat)
-        if equation.name not in ROOTS or analysis.is_known(equation.outputs[0]):
+        if equation.name not in ROOTS or plan.analysis.is_known(equation.outputs[0]):
             continue
-        behind = [value for value in norms_behind(analysis, equation.outputs[0]) if _is_norm(analysis, value)]
+        behind = [v for v in norms_behind(plan.analysis, equation.outputs[0]) if _is_norm(plan.analysis, v)]
         for value in sorted(behind, key=lambda value: value.origin.index if value.origin else 0):
-            quadratic = analysis.of(value)
+            quadratic = plan.analysis.of(value)
             if not isinstance(quadratic, Quadratic):
                 continue
             key = (_identity(quadratic.base), quadratic.over)
             if key not in seen:
                 seen.add(key)
-                component = where.get(value.origin) if value.origin else None
-                result.append(_describe(plan, equation, value, quadratic, component, repeat))
-        if not behind and (width := _masked_width(analysis, equation)):
+                result.append(found.describe(equation, value, quadratic, repeat))
+        if not behind and (width := _masked_width(plan.analysis, equation)):
             reason = "its sum of squares is over a part of its input only, or has a mask or weights"
-            result.append(Norm(equation, width, False, reason, repeat=repeat))
+            result.append(Norm(equation, width, "skipped", reason, repeat=repeat))
     return result
 
 
@@ -96,13 +106,94 @@ def _identity(base: Affine) -> Any:
     return base
 
 
-def _describe(
-    plan: Plan, root: Equation, value: Value, quadratic: Quadratic, component: Component | None, repeat: int
-) -> Norm:
-    contracted, behind = _readers(plan, component, value)
-    before = _depends(plan, quadratic.base)
-    reason = "" if contracted else _reason(quadratic, component)
-    return Norm(root, quadratic.width, contracted, reason, component, quadratic, before, behind & ~before, repeat)
+class _Norms:
+    """What there is to say about the norms of one program."""
+
+    def __init__(self, plan: Plan, centring: Centring | None) -> None:
+        self.plan, self.analysis, self.centring = plan, plan.analysis, centring
+        self.where = {equation: component for component in plan.components for equation in component.equations}
+        self.readers: dict[Value, list[tuple[Component, Value]]] = {}
+        for component in plan.components:
+            for output in component.demanded:
+                for value in norms_read(plan.analysis, output):
+                    self.readers.setdefault(value, []).append((component, output))
+        emitted = plan.emitted
+        self.steps = schedule(
+            plan.analysis.program, emitted, lambda value: emitted[value].values(), lambda equation: equation.inputs
+        )[0]
+
+    def describe(self, root: Equation, value: Value, quadratic: Quadratic, repeat: int) -> Norm:
+        component = self.where.get(value.origin) if value.origin else None
+        readers = self.readers.get(value, [])
+        computed = [output for absorbing, output in readers if output in absorbing.emitted]
+        stream = self._stream(quadratic)
+        decision, reason = self._decision(value, quadratic, component, stream, bool(computed))
+        before, behind = _depends(self.plan, quadratic.base), 0
+        for _, output in readers:
+            abstract = self.analysis.of(output)
+            behind |= _depends(self.plan, abstract) if isinstance(abstract, Affine) else 0
+        return Norm(
+            root,
+            quadratic.width,
+            decision,
+            reason,
+            component,
+            tuple(absorbing for absorbing, output in readers if output in absorbing.emitted),
+            quadratic,
+            before,
+            behind & ~before,
+            repeat,
+            bool(computed) and len(computed) == len(readers),
+            stream,
+            self._reductions(quadratic, stream),
+        )
+
+    def _decision(
+        self, value: Value, quadratic: Quadratic, component: Component | None, stream: Value | None, computed: bool
+    ) -> tuple[Decision, str]:
+        if quadratic.narrow() and (computed or (component is not None and value in component.emitted)):
+            return "contracted", ""
+        if stream is not None and self.centring is not None and self.centring.takes_from(stream):
+            return "centred", ""
+        if computed:
+            return "absorbed", ""
+        return "skipped", "; ".join(filter(None, (_reason(quadratic, component), self._why_not(stream, quadratic))))
+
+    def _stream(self, quadratic: Quadratic) -> Value | None:
+        """The value that a norm takes the mean from."""
+        base = quadratic.base.centred.base if quadratic.base.centred else quadratic.base
+        centred = quadratic.base.centred is not None or quadratic.centring() == 1.0
+        return self.analysis.first.get(base) if centred else None
+
+    def _why_not(self, stream: Value | None, quadratic: Quadratic) -> str:
+        if stream is None:
+            return "" if quadratic.centring() else "it takes no mean away"
+        return "" if self.centring is None else self.centring.why_not(stream)
+
+    def _reductions(self, quadratic: Quadratic, stream: Value | None) -> tuple[int, int]:
+        """Sums over the features of the norm's input: in the program, and in what is left of it."""
+        own = {value for value in (stream, self.analysis.first.get(quadratic.base)) if value is not None}
+
+        def sums(steps: Iterable[Any]) -> int:
+            return sum(
+                isinstance(step, Equation) and step.name == "reduce_sum" and self._over(step.outputs[0]) in own
+                for step in steps
+            )
+
+        ways = self.plan.emitted
+        ours = sum(isinstance(step, Value) and self._squares(ways[step]) in own for step in self.steps)
+        return sums(self.plan.live), sums(self.steps) + ours
+
+    def _over(self, output: Value) -> Value | None:
+        abstract = self.analysis.of(output)
+        if isinstance(abstract, Quadratic):
+            return self.analysis.first.get(abstract.base)
+        total = abstract.sum_of if isinstance(abstract, Affine) else None
+        return None if total is None else self.analysis.first.get(total.base)
+
+    def _squares(self, way: Any) -> Value | None:
+        """Whose squares are summed, if it is a way of computing a sum of squares."""
+        return self.analysis.first.get(way.quadratic.base) if isinstance(way, (EmittedQuadratic, MeanSquare)) else None
 
 
 def _reason(quadratic: Quadratic, component: Component | None) -> str:
@@ -141,21 +232,6 @@ def _input(quadratic: Quadratic) -> str:
     origin = varying[0].origin
     line = line_of(origin.source)
     return f"the result of {origin.name}" + (f" in {line}" if line else "")
-
-
-def _readers(plan: Plan, component: Component | None, value: Value) -> tuple[bool, int]:
-    """Whether anything is computed from narrow sources with this norm's scale, and the parameters in all that has."""
-    if component is None:
-        return False, 0
-    contracted, behind = value in component.emitted, 0
-    for output in component.demanded:
-        abstract = plan.analysis.of(output)
-        if isinstance(abstract, Affine):
-            scales = {view.source.value for source in abstract.terms for view in source.views if not view.rows}
-            if any(value in norms_behind(plan.analysis, scale) for scale in scales):
-                behind |= _depends(plan, abstract)
-                contracted |= isinstance(component.emitted.get(output), EmittedAffine)
-    return contracted, behind
 
 
 def _depends(plan: Plan, array: Affine) -> int:
@@ -198,7 +274,7 @@ def _left_whole(equation: Equation, repeat: int) -> Iterator[Norm]:
     for jaxpr in _jaxprs(equation.params):
         program = Program(jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ()))
         plan = Plan(Analysis(program, [None] * len(program.inputs)), [])
-        for norm in norms(plan, repeat):
+        for norm in norms(plan, None, repeat):
             norm.reason = f"it is inside a {equation.name}, which is left whole"
             yield norm
 

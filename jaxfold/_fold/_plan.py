@@ -18,10 +18,11 @@ from jax import lax
 from jaxfold._block._plan import Cost
 from jaxfold._fold._affine import Affine, Quadratic
 from jaxfold._fold._analysis import Analysis
-from jaxfold._fold._components import Component, Emitted, components, live_equations
+from jaxfold._fold._centred import Way
+from jaxfold._fold._components import NOTHING, Component, Emitted, components, live_equations
 from jaxfold._fold._emission import EmittedAffine, EmittedQuadratic, output_dtype
 from jaxfold._fold._fingerprint import Fingerprints
-from jaxfold._fold._groups import groups
+from jaxfold._fold._groups import groups, norms_of, norms_read
 from jaxfold._fold._inner import Inner, inner_of
 from jaxfold._fold._program import Equation, Value
 from jaxfold._fold._rules_arithmetic import is_sum_of_squares
@@ -58,6 +59,7 @@ class Plan:
         self.live = live_equations(analysis)
         self.components = components(analysis, self.live)
         self.inner: dict[Equation, tuple[Inner, Plan]] = {}
+        self.centred: dict[Value, Emitted | Way] = {}
         inside = {equation for component in self.components for equation in component.equations}
         entered = [found for equation in self.live if (found := self._enter(equation)) is not None]
         known = {equation for equation in self.live if all(analysis.is_known(value) for value in equation.outputs)}
@@ -80,8 +82,22 @@ class Plan:
                 self.inner[unit.equation] = unit, plan
 
     @property
-    def emitted(self) -> dict[Value, Emitted]:
-        return {value: way for component in self.components for value, way in component.emitted.items()}
+    def emitted(self) -> dict[Value, Emitted | Way]:
+        """How values are computed that are not computed as the program says."""
+        contracted = {value: way for component in self.components for value, way in component.emitted.items()}
+        return contracted | self.centred
+
+    def uncentred(self) -> None:
+        """Forgets what streams were centred."""
+        self.centred = {}
+        for inner, body in self.inner.values():
+            inner.centred = {}
+            body.uncentred()
+
+    def precision(self, value: Value) -> Any:
+        """That of the products behind an affine value."""
+        found = (component for component in self.components if value.origin in component.equations)
+        return next((precision(component) for component in found), None)
 
     def _enter(self, equation: Equation) -> Inner | None:
         if all(self.analysis.is_known(value) for value in equation.outputs):
@@ -94,7 +110,8 @@ class Plan:
     @property
     def contracts(self) -> bool:
         """Whether anything is computed otherwise than the program says."""
-        return bool(self.emitted) or any(plan.contracts for _, plan in self.inner.values())
+        inside = any(plan.contracts or inner.centred for inner, plan in self.inner.values())
+        return bool(self.emitted) or inside
 
     def _bits(self, equations: Iterable[Equation]) -> int:
         """The parameters that equations read, through whatever is computed from these alone."""
@@ -128,11 +145,13 @@ class Plan:
             return
         chosen: dict[Value, Emitted] = {}
         best = component.before
+        allowed = NOTHING
         for group in groups(self.analysis, candidates):  # a norm, with all that it scales
             more = chosen | group
             totals = self._totals(self._tally(component, more), elsewhere)
-            if _weight(totals, component.before) < _weight(best, component.before):
-                chosen, best = more, totals
+            offsets = self._offsets(component, group)
+            if _weight(totals, component.before) < _weight(best + offsets, component.before):
+                chosen, best, allowed = more, totals, allowed + offsets
         for value in list(chosen):  # and what is as cheap from the wide array, which may be there anyhow
             fewer = {other: way for other, way in chosen.items() if other is not value}
             totals = self._totals(self._tally(component, fewer), elsewhere)
@@ -140,20 +159,35 @@ class Plan:
                 chosen, best = fewer, totals
         component.after = best
         before = component.before
-        enough = best.parameters <= (1 - self.minimum_saving) * before.parameters
-        component.pays = bool(chosen) and best.parameters < before.parameters and best.flops < before.flops and enough
+        limit = before + allowed if self.minimum_saving == 0 else before
+        enough = best.parameters <= limit.parameters - self.minimum_saving * before.parameters
+        component.pays = bool(chosen) and best.parameters < limit.parameters and best.flops < limit.flops and enough
         if component.pays:
             self._accept(component, chosen)
+
+    def _offsets(self, component: Component, group: dict[Value, Emitted]) -> Cost:
+        """What may be added for a norm to lose its bias: an offset in each reader, if all its readers are products."""
+        if any(isinstance(way, EmittedQuadratic) for way in group.values()):
+            return NOTHING
+        ways = [way for way in group.values() if isinstance(way, EmittedAffine)]
+        behind = set().union(*(norms_of(self.analysis, way) for way in ways))
+        readers = [value for value in component.demanded if norms_read(self.analysis, value) & behind]
+        if not behind or not set(readers) <= set(group):
+            return NOTHING
+        entries = flops = 0
+        for product in (product for way in ways for product in way.products if product.constant):
+            features = math.prod(product.shape[axis] for axis in product.own_axes())
+            entries, flops = entries + features, flops + features * math.prod(product.sizes)
+        return Cost(entries * self.repeat, 0, flops * self.repeat)
 
     def _accept(self, component: Component, chosen: dict[Value, Emitted]) -> None:
         # In the program's order, which names the coefficients, whatever order they were found in.
         in_order = sorted(chosen, key=lambda value: value.origin.index if value.origin else -1)
         component.emitted, component.pays = {value: chosen[value] for value in in_order}, bool(chosen)
         if chosen:
-            asked = [e.params["precision"] for e in component.equations if e.name == "dot_general"]
             for way in chosen.values():
                 if isinstance(way, EmittedAffine):
-                    way.precision = _finest(asked)
+                    way.precision = precision(component)
 
     def _totals(self, tally: Tally, elsewhere: int) -> Cost:
         entries, nbytes = self.entries(tally.parameters & ~elsewhere)
@@ -200,8 +234,9 @@ def _others(bits: list[int]) -> list[int]:
     return result
 
 
-def _finest(asked: list[Any]) -> Any:
-    """The finest of the precisions of some products; None for the default."""
+def precision(component: Component) -> Any:
+    """The finest of the precisions of its products; None for the default."""
+    asked = [e.params["precision"] for e in component.equations if e.name == "dot_general"]
     each = [p for pair in asked if pair is not None for p in (pair if isinstance(pair, tuple) else (pair,))]
     named = [p for p in each if isinstance(p, lax.Precision)]
     return max(named, key=list(lax.Precision).index) if named else None

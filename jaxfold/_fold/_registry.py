@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from jaxfold._fold._affine import Affine, Quadratic, Square, trivial
+from jaxfold._fold._affine import Affine, Quadratic, Square, Sum, trivial
 from jaxfold._fold._known import Known, constant, reshape
 from jaxfold._fold._program import Equation, Value, small_constant
 
@@ -19,10 +20,10 @@ RULES: dict[str, Rule] = {}
 class Operands:
     """The operands of one equation, as a rule sees them."""
 
-    __slots__ = ("abstract", "constant", "equation")
+    __slots__ = ("_own", "abstract", "equation")
 
-    def __init__(self, equation: Equation, abstract: list[Abstract], constant: list[frozenset[int]]) -> None:
-        self.equation, self.abstract, self.constant = equation, abstract, constant
+    def __init__(self, equation: Equation, abstract: list[Abstract], own: Callable[[Value], Affine]) -> None:
+        self.equation, self.abstract, self._own = equation, abstract, own
 
     def __getitem__(self, index: int) -> Abstract:
         return self.abstract[index]
@@ -49,7 +50,11 @@ class Operands:
 
     def source(self, index: int) -> Affine:
         """A runtime operand over itself, whatever is known of it."""
-        return trivial(self.value(index), self.constant[index])
+        return self._own(self.value(index))
+
+    def opaque(self, *, sum_of: Sum | None = None, centred: Sum | None = None) -> Affine:
+        """The result over itself, with what is remembered of how it was made."""
+        return dataclasses.replace(trivial(self.equation.outputs[0]), sum_of=sum_of, centred=centred)
 
     def spread(self, index: int) -> Affine:
         """The same with as many axes as the result: a scalar operand of arithmetic may have fewer."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from jaxfold._fold import _known as known
-from jaxfold._fold._affine import Affine, Quadratic, Source, Square
+from jaxfold._fold._affine import Affine, Quadratic, Source, Square, Sum
 from jaxfold._fold._known import Known
 from jaxfold._fold._registry import Abstract, Operands, rule
 
@@ -42,17 +42,27 @@ def add(operands: Operands) -> Abstract:
     if right.bias is not None:
         other = known.scale(right.bias, sign)
         bias = other if bias is None else known.add(bias, other)
-    result = Affine(operands.shape, terms, bias)
+    centred = _less_mean(left, right, sign, resolution(operands))
+    if centred is None and sign > 0:
+        centred = _less_mean(right, left, 1.0, resolution(operands))
+    result = Affine(operands.shape, terms, bias, centred=centred)
+    if centred is not None and not result.features():
+        return operands.opaque(centred=centred)
     if len(terms) > max(len(left.terms), len(right.terms)):
         # More sources: as long as they are narrower than the sum. A wider sum is a better source itself.
         width = math.prod(operands.shape[axis] for axis in result.features())
         if result.rows() >= width or len(terms) > MOST_TERMS:
             return None
-    total = right.sum_of
-    if total is not None and sign < 0 and total.base is left:
-        width = math.prod(left.shape[axis] for axis in total.over)
-        result.centred = abs(total.factor * width - 1) <= 16 * resolution(operands)
     return result if result.features() else None
+
+
+def _less_mean(array: Affine, mean: Affine, sign: float, unit: float) -> Sum | None:
+    """The sum in ``mean``, if ``array + sign · mean`` is the array less its own mean."""
+    total = mean.sum_of
+    if total is None or total.base is not array:
+        return None
+    width = math.prod(array.shape[axis] for axis in total.over)
+    return total if abs(sign * total.factor * width + 1) <= 16 * unit else None
 
 
 def _shifted(affine: Affine, node: Known, sign: float, shape: tuple[int, ...]) -> Affine:
@@ -152,7 +162,7 @@ def _times(wide: Affine, narrow: Affine, shape: tuple[int, ...]) -> Abstract:
     if len(narrow.terms) != 1 or narrow.bias is not None:
         return None
     ((scale, node),) = narrow.terms.items()
-    if scale.row_shape or not wide.features() - scale.varies():
+    if scale.row_shape or not (wide.features() - scale.varies() or _absorbs(wide, scale, node)):
         return None
     terms = {}
     for source, own in wide.terms.items():
@@ -162,6 +172,15 @@ def _times(wide: Affine, narrow: Affine, shape: tuple[int, ...]) -> Abstract:
         bias = known.multiply(wide.bias, node)
         terms[scale] = known.add(terms[scale], bias) if scale in terms else bias
     return Affine(shape, terms)
+
+
+def _absorbs(wide: Affine, scale: Source, node: Known) -> bool:
+    """Whether T becomes more than ones: the scale of a norm that multiplies the root before the root multiplies x."""
+    if any(source.row_shape for source in wide.terms):
+        return False
+    varies = set().union(*(source.varies() for source in wide.terms))
+    own = {axis for axis, size in enumerate(node.shape) if size != 1}
+    return bool(varies & own - scale.varies())
 
 
 @rule("square")
@@ -220,11 +239,14 @@ def select(operands: Operands) -> Abstract:
 
 @rule("convert_element_type")
 def convert(operands: Operands) -> Abstract:
-    """To another floating dtype. A bare source stays one of its own, rounded as the function rounds it."""
-    a = operands[0]
-    if not jnp.issubdtype(operands.params["new_dtype"], jnp.floating):
+    """To another floating dtype. Rounded, a bare source becomes one of its own; in more digits it is the same."""
+    a, before, after = operands[0], operands.value(0).aval.dtype, operands.params["new_dtype"]
+    if not jnp.issubdtype(after, jnp.floating):
         return None
-    return a if isinstance(a, (Affine, Square, Quadratic)) else None
+    if isinstance(a, (Affine, Square, Quadratic)):
+        return a
+    exact = jnp.issubdtype(before, jnp.floating) and jnp.promote_types(before, after) == after
+    return operands.source(0) if exact else None
 
 
 @rule("copy")

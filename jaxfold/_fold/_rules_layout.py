@@ -72,7 +72,7 @@ def _reshape(operands: Operands) -> Abstract:
     before, after = operands.value(0).shape, operands.shape
     if 0 in before:
         return None
-    groups = _groups(before, after)
+    groups = axis_groups(before, after)
     a = operands[0]
     if isinstance(a, (Quadratic, Square)) and any(len(old) > 1 or len(new) > 1 for old, new in groups):
         return None
@@ -96,7 +96,7 @@ def _reshape(operands: Operands) -> Abstract:
 Group = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def _groups(before: tuple[int, ...], after: tuple[int, ...]) -> list[Group]:
+def axis_groups(before: tuple[int, ...], after: tuple[int, ...]) -> list[Group]:
     """Smallest groups of axes, of a size other than 1, that hold the same entries before and after."""
     old = [axis for axis, size in enumerate(before) if size != 1]
     new = [axis for axis, size in enumerate(after) if size != 1]

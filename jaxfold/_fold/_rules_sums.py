@@ -24,16 +24,17 @@ def reduce_sum(operands: Operands) -> Abstract:
         axes = tuple(axis if axis is not None and a.base.shape[axis] != 1 else None for axis in axes)
         return Quadratic(a.base, over, 1.0, 0.0, 0.0, operands.shape, axes, resolution(operands))
     affine = operands.affine(0)
+    axes = tuple(axis if affine.shape[axis] > 1 else None for axis in range(len(affine.shape)) if axis not in over)
+    total = Sum(affine, over, 1.0, axes)
     varies = set().union(*(source.varies() for source in affine.terms))
     if varies & set(over):
-        return None
+        return operands.opaque(sum_of=total)
     terms = {
         source.map(lambda axes: _remaining(axes, over)): _summed(node, len(source.row_shape), affine.shape, over)
         for source, node in affine.terms.items()
     }
     bias = None if affine.bias is None else _summed(affine.bias, 0, affine.shape, over)
-    axes = tuple(axis if affine.shape[axis] > 1 else None for axis in range(len(affine.shape)) if axis not in over)
-    return Affine(operands.shape, terms, bias, Sum(affine, over, 1.0, axes))
+    return Affine(operands.shape, terms, bias, total)
 
 
 def _remaining(axes: Axes, over: tuple[int, ...]) -> Axes:

@@ -12,10 +12,12 @@ import numpy as np
 
 from jaxfold._errors import StructureError
 from jaxfold._fold import _known as known
-from jaxfold._fold._emission import output_dtype
+from jaxfold._fold._centred import Stored
+from jaxfold._fold._emission import EmittedAffine, output_dtype
 from jaxfold._fold._known import Known
 from jaxfold._fold._plan import Plan
 from jaxfold._fold._program import Equation, Value
+from jaxfold._fold._schedule import schedule
 
 
 class Runner:
@@ -30,28 +32,18 @@ class Runner:
         self.is_known = [bits is not None for bits in plan.analysis.given]
         self.emitted = plan.emitted
         self.inner = {
-            equation: (inner, Runner(body)) for equation, (inner, body) in plan.inner.items() if body.contracts
+            equation: (inner, Runner(body))
+            for equation, (inner, body) in plan.inner.items()
+            if body.contracts or inner.centred
         }
-        self.steps, needed = self._schedule()
+        self.steps, needed = schedule(
+            self.program, self.emitted, lambda value: self.emitted[value].values(), self._reads
+        )
         self.kept = [
             index for index, value in enumerate(self.program.inputs) if self.is_known[index] and value in needed
         ]
-        self.names: dict[Any, str] = {place: str(index) for index, place in enumerate((*self.emitted, *self.inner))}
-
-    def _schedule(self) -> tuple[list[Equation | Value], set[Value]]:
-        """What to do in order, evaluate an equation or compute a value from its sources, and what that reads."""
-        needed = set(self.program.outputs)
-        steps: list[Equation | Value] = []
-        for equation in reversed(self.program.equations):
-            output = equation.outputs[0] if len(equation.outputs) == 1 else None
-            if output is not None and output in self.emitted:
-                if output in needed:
-                    steps.append(output)
-                    needed |= self.emitted[output].values()
-            elif equation.source.effects or needed & set(equation.outputs):
-                steps.append(equation)
-                needed |= self._reads(equation)
-        return steps[::-1], needed
+        self.stored = {value: way for value, way in self.emitted.items() if way.size}
+        self.names: dict[Any, str] = {place: str(index) for index, place in enumerate((*self.stored, *self.inner))}
 
     def _reads(self, equation: Equation) -> set[Value]:
         if equation not in self.inner:
@@ -75,11 +67,17 @@ class Runner:
         def compute(node: Known) -> Any:
             return known.evaluate(node, xp, leaf, memo)
 
-        found = {self.names[value]: way.coefficients(xp, compute) for value, way in self.emitted.items()}
+        found = {self.names[value]: way.coefficients(xp, compute) for value, way in self.stored.items()}
         for equation, (inner, body) in self.inner.items():
             arrays = [read(value) for value, is_known in zip(inner.inputs, inner.known, strict=True) if is_known]
             found[self.names[equation]] = inner.contract(body, arrays, xp)
         return found
+
+    def _dtype(self, value: Value) -> Any:
+        """That of the coefficients of a value: parameters, and what is as wide as the model, keep their own."""
+        way = self.emitted[value]
+        keeps = isinstance(way, Stored) or (isinstance(way, EmittedAffine) and way.wide)
+        return np.dtype(value.aval.dtype) if keeps else output_dtype(value)
 
     def dtypes(self, coefficients: Any) -> Any:
         """The dtype that each coefficient is stored in: that which it is computed with."""
@@ -87,14 +85,15 @@ class Runner:
         for place, name in self.names.items():
             tree = coefficients[name]
             if isinstance(place, Value):
-                found[name] = jax.tree.map(lambda _, place=place: output_dtype(place), tree)
+                dtype = self._dtype(place)
+                found[name] = jax.tree.map(lambda _, dtype=dtype: dtype, tree)
             else:
                 found[name] = self.inner[place][1].dtypes(tree)
         return found
 
     def size(self) -> tuple[int, int]:
         """Entries and bytes of all coefficients."""
-        entries = [(way.size, output_dtype(value).itemsize) for value, way in self.emitted.items()]
+        entries = [(way.size, self._dtype(value).itemsize) for value, way in self.stored.items()]
         total = [sum(n for n, _ in entries), sum(n * size for n, size in entries)]
         for inner, body in self.inner.values():
             times = inner.repeat if inner.stacks else 1
@@ -105,12 +104,12 @@ class Runner:
     def fingerprint(self) -> tuple[Any, ...]:
         """What is emitted from what: the same for other inputs if the coefficients mean the same."""
         prints = self.plan.fingerprints
-        own = [(type(way).__name__, prints.emitted(way)) for way in self.emitted.values()]
+        own = [(type(way).__name__, prints.emitted(way)) for way in self.stored.values()]
         return (*own, *((inner.known, body.fingerprint) for inner, body in self.inner.values()))
 
     def emissions(self) -> set[Any]:
         """The fingerprints of all that is emitted, here and in the programs inside."""
-        own = {self.plan.fingerprints.emitted(way) for way in self.emitted.values()}
+        own = {self.plan.fingerprints.emitted(way) for way in self.stored.values()}
         return own.union(*(body.emissions() for _, body in self.inner.values()))
 
     def check(self, blocks: Any, where: str = "contracted['blocks']") -> None:
@@ -155,7 +154,8 @@ class Runner:
 
         for step in self.steps:
             if isinstance(step, Value):
-                result = self.emitted[step].evaluate(coefficients[self.names[step]], read, output_dtype(step))
+                own = coefficients[self.names[step]] if step in self.names else {}
+                result = self.emitted[step].evaluate(own, read, self._dtype(step))
                 environment[step] = result.astype(step.aval.dtype)
             elif step in self.inner:
                 inner, body = self.inner[step]
@@ -163,7 +163,7 @@ class Runner:
                     body,
                     [read(step.inputs[index]) for index in body.kept],
                     coefficients[self.names[step]],
-                    [read(value) for value, is_known in zip(step.inputs, inner.known, strict=True) if not is_known],
+                    [inner.enter(index, read(step.inputs[index])) for index, k in enumerate(inner.known) if not k],
                 )
                 environment |= dict(zip(step.outputs, outputs, strict=True))
             else:

@@ -12,6 +12,7 @@ from jax import core
 
 from jaxfold._errors import DtypeError, ShapeError, StructureError
 from jaxfold._fold._analysis import Analysis
+from jaxfold._fold._centring import Centring
 from jaxfold._fold._norms import Norm, norms
 from jaxfold._fold._plan import Plan
 from jaxfold._fold._program import Program
@@ -34,20 +35,26 @@ class Trace:
         program = Program(self.closed)
         depends: list[int | None] = [*(1 << index for index in range(len(arrays))), *[None] * runtime]
         sizes = [(int(np.prod(s.shape)), _nbytes(s)) for s in self.shapes]
-        saving, wanted = options["minimum_saving"], options.get("wanted")
-        self.plan = Plan(Analysis(program, depends), sizes, minimum_saving=saving, wanted=wanted)
-        self.norms = norms(self.plan)
+        saving, self.wanted = options["minimum_saving"], options.get("wanted")
+        self.plan = Plan(Analysis(program, depends), sizes, minimum_saving=saving, wanted=self.wanted)
+        self._finish(set())
+
+    def _finish(self, unwanted: set[Any]) -> None:
+        """Streams, norms, and what is to be run, once it is decided what is contracted."""
+        self.plan.uncentred()
+        self.centring = Centring(self.plan, unwanted, self.wanted)
+        self.norms = norms(self.plan, self.centring)
         self.runner = Runner(self.plan)
 
     def choose(self, wanted: Callable[[FoldRow], bool] | None) -> None:
         """Leaves alone what the predicate does not want."""
         if wanted is None:
             return
-        for norm in self.norms:
-            if norm.contracted and not wanted(self.row(norm)) and norm.component is not None:
-                norm.component.refuse("the predicate left it out")
-        self.norms = norms(self.plan)
-        self.runner = Runner(self.plan)
+        left = [norm for norm in self.norms if norm.decision != "skipped" and not wanted(self.row(norm))]
+        for norm in left:
+            for component in filter(None, (norm.component, *norm.absorbing)):
+                component.refuse("the predicate left it out")
+        self._finish({norm.stream for norm in left if norm.stream is not None})
 
     @property
     def names(self) -> list[str]:
@@ -102,7 +109,7 @@ class Trace:
             producer=groups(norm.before) or "no parameter",
             norm=None,
             consumers=groups(norm.behind),
-            decision="contracted" if norm.contracted else "skipped",
+            decision=norm.decision,
             reason=norm.reason,
             epsilon=quadratic.offset if quadratic else 0.0,
             norm_type="layernorm" if centred else "rmsnorm",
@@ -112,9 +119,11 @@ class Trace:
             stack=norm.repeat if norm.repeat > 1 else None,
             use_bias=quadratic.base.bias is not None if quadratic else None,
             original=component.before if component else None,
-            contracted=component.after if component and norm.contracted else None,
+            contracted=component.after if component and norm.decision == "contracted" else None,
             parameters=tuple(p for i, p in enumerate(self.paths) if (norm.before | norm.behind) >> i & 1),
             source=norm.line,
+            weightless=norm.weightless,
+            reductions=norm.reductions,
         )
 
 

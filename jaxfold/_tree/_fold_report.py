@@ -12,7 +12,7 @@ from jaxfold._block._plan import Cost
 from jaxfold._block._shape import Form, NormType
 from jaxfold._block._verify import Certificate
 
-Decision = Literal["contracted", "skipped"]
+Decision = Literal["contracted", "centred", "absorbed", "skipped"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,9 @@ class FoldRow:
         producer, norm, consumers: their paths, a mapping of names for several consumers; ``norm`` is None where it has
             no parameters.
         to: path of the contracted block, or None if there is none.
-        decision: ``"contracted"`` or ``"skipped"``.
+        decision: ``"contracted"`` or ``"skipped"``; from :func:`jaxfold.fold` also ``"centred"``, where LayerNorm
+            became RMSNorm as its input has no mean any more, and ``"absorbed"``, where the norm stays and only its
+            scale and bias are gone.
         reason: why it was skipped; empty otherwise.
         features, width, outputs, stack: d, n, the output features of each consumer in order, and the number of layers
             that a stack holds; None where the leaves could not be read.
@@ -35,6 +37,8 @@ class FoldRow:
         notes: sentences about sharding names and shared leaves.
         parameters: paths of all parameters involved, where :func:`jaxfold.fold` found the block.
         source: the module, if it has a name, and the line of code that the norm was traced from, likewise.
+        weightless: whether scale and bias of the norm are in its readers.
+        reductions: how many sums over its features there are, before and after, in one layer.
 
     Example:
         >>> import jaxfold
@@ -67,6 +71,8 @@ class FoldRow:
     notes: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     source: str = ""
+    weightless: bool = False
+    reductions: tuple[int, int] | None = None
 
     @property
     def module_kwargs(self) -> dict[str, Any]:
@@ -118,6 +124,22 @@ class FoldReport:
     def contracted(self) -> tuple[FoldRow, ...]:
         """The rows of the blocks that were contracted."""
         return tuple(row for row in self.rows if row.decision == "contracted")
+
+    @property
+    def centred(self) -> tuple[FoldRow, ...]:
+        """The rows of the LayerNorms that became RMSNorms."""
+        return tuple(row for row in self.rows if row.decision == "centred")
+
+    @property
+    def absorbed(self) -> tuple[FoldRow, ...]:
+        """The rows of the norms of which only scale and bias went into their readers."""
+        return tuple(row for row in self.rows if row.decision == "absorbed")
+
+    @property
+    def reductions(self) -> tuple[int, int]:
+        """Sums over the features of all norms, before and after."""
+        counts = [(row.stack or 1, row.reductions) for row in self.rows if row.reductions is not None]
+        return sum(times * before for times, (before, _) in counts), sum(times * after for times, (_, after) in counts)
 
     @property
     def skipped(self) -> tuple[FoldRow, ...]:
