@@ -71,6 +71,14 @@ def certificate_table(certificate: Certificate) -> Table:
     return result
 
 
+DECISIONS = {
+    "contracted": "contracted",
+    "centred": "LayerNorm → RMSNorm",
+    "absorbed": "scale and bias absorbed",
+    "skipped": "left alone",
+}
+
+
 def fold_text(report: FoldReport) -> str:
     """The table of the blocks, then the reasons, the notes and the patterns that matched nothing, a line each."""
     result = table("block", "d/n/m", "parameters", "saved", "error", "original's")
@@ -78,11 +86,16 @@ def fold_text(report: FoldReport) -> str:
     for row in report.rows:
         result.add_row(_name(row), *_figures(row))
     before, after = report.parameters
+    decided = [("contracted", report.contracted), ("centred", report.centred), ("absorbed", report.absorbed)]
+    counts = ", ".join(f"{len(rows)} {name}" for name, rows in decided if rows)
+    only = f"{len(report.contracted)} of {len(report.rows)} blocks contracted"
     lines = [
         render(result, width=160),
-        f"{len(report.contracted)} of {len(report.rows)} blocks contracted; the whole tree: {before:,} → {after:,} "
-        f"parameters, {report.bytes[0]:,} → {report.bytes[1]:,} bytes",
+        f"{f'{len(report.rows)} norms: {counts}' if report.centred or report.absorbed else only}; the whole tree: "
+        f"{before:,} → {after:,} parameters, {report.bytes[0]:,} → {report.bytes[1]:,} bytes",
     ]
+    if any(row.reductions is not None for row in report.rows):
+        lines.append(f"sums over the features of these norms: {report.reductions[0]} → {report.reductions[1]}")
     lines += [f"{_place(row)}: left alone. {row.reason}" for row in report.skipped]
     lines += [f"{row.producer}: it stays, and is counted" for row in report.contracted if row.keep_producer]
     lines += [f"{row.producer}: {note}" for row in report.rows for note in row.notes]
@@ -108,7 +121,7 @@ def _figures(row: FoldRow) -> tuple[str, ...]:
     outputs = "" if row.outputs is None else f"/{sum(math.prod(features) for features in row.outputs)}"
     known = "" if row.width is None else f"{'' if row.features is None else row.features}/{row.width}{outputs}"
     if row.original is None or row.contracted is None:
-        return (known, "left alone")
+        return known, DECISIONS[row.decision] + (", weightless" if row.weightless else "")
     before, after = row.original.parameters, row.contracted.parameters
     sizes = known, f"{before:,} → {after:,}", f"{1 - after / before:.0%}"
     if row.certificate is None:

@@ -43,6 +43,7 @@ class Node:
         operands: the nodes that it is made of.
         run: operands that are centred when they are read, with their axis; None for zero.
         how: what its equation becomes.
+        outside: for what enters a program inside, how often that does.
     """
 
     scope: Blindness
@@ -50,6 +51,7 @@ class Node:
     axis: int
     how: str
     own: float = 0.0
+    outside: int = 0
     cost: float = 0.0
     operands: list[Node] = dataclasses.field(default_factory=list)
     run: dict[int, int | None] = dataclasses.field(default_factory=dict)
@@ -112,6 +114,23 @@ class Centring:
         """Whether norms of a value find it without its mean, and rely on it."""
         return self.accepted(value) and value not in self.unwanted
 
+    @property
+    def means(self) -> int:
+        """How many means are taken for all streams that are centred."""
+        found = 0
+        for node in (node for stream in self.streams if not stream.refused for node in stream.nodes):
+            found += node.means * (node.outside or node.scope.plan.repeat)
+        return found
+
+    def writers(self, value: Value) -> int:
+        """The parameters that lose their mean for it, as bits."""
+        bits, stream = 0, self.nodes[value].stream
+        for node in [] if stream is None else stream.nodes:
+            way = node.scope.plan.centred.get(node.value)
+            for leaf in () if way is None else way.leaves():
+                bits |= node.scope.analysis.depends.get(leaf, 0)
+        return bits
+
     def why_not(self, value: Value) -> str:
         """Why a norm's input keeps its mean."""
         if value in self.unwanted:
@@ -169,7 +188,7 @@ class Centring:
         found = self._through(scope, value, axis)
         own = math.prod(value.shape) * scope.plan.repeat
         if found is None or found.cost > own:
-            whole = Node(scope, value, axis, "run", own, own)
+            whole = Node(scope, value, axis, "run", own=own, cost=own)
             if scope.analysis.is_known(value):
                 whole = self._stored(scope, value, axis) or whole
             elif found is None:
@@ -230,7 +249,10 @@ class Centring:
             if inner.known[index] or not passed or len(axes) != 1 or value.shape == ():
                 continue
             (axis,) = axes
-            node, outer = Node(body, value, axis, "entered"), self.nodes.get(equation.inputs[index])
+            node, outer = (
+                Node(body, value, axis, "entered", outside=scope.plan.repeat),
+                self.nodes.get(equation.inputs[index]),
+            )
             if outer is not None and outer.axis == axis:
                 node.operands.append(outer)
             else:

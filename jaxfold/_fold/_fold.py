@@ -191,5 +191,6 @@ def fold(
         unmatched=(),
         parameters=(sum(n for n, _ in trace.plan.sizes), sum(n for n, _ in kept) + added[0]),
         bytes=(sum(b for _, b in trace.plan.sizes), sum(b for _, b in kept) + added[1]),
+        means=trace.centring.means,
     )
     return Folded(trace, report)

@@ -47,7 +47,8 @@ def _norms_in(analysis: Analysis, source: Value) -> set[Value]:
         origin = origin.inputs[0].origin
     if origin is None or origin.name not in ("mul", "div"):
         return set()
-    scales = [value for value in origin.inputs if analysis.constant_along(value)]
+    size = math.prod(origin.outputs[0].shape)
+    scales = [v for v in origin.inputs if math.prod(v.shape) < size or analysis.constant_along(v)]
     return {norm for scale in scales for norm in norms_behind(analysis, scale)}
 
 

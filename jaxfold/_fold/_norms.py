@@ -128,7 +128,7 @@ class _Norms:
         computed = [output for absorbing, output in readers if output in absorbing.emitted]
         stream = self._stream(quadratic)
         decision, reason = self._decision(value, quadratic, component, stream, bool(computed))
-        before, behind = _depends(self.plan, quadratic.base), 0
+        before, behind = self._writers(quadratic, stream, decision), 0
         for _, output in readers:
             abstract = self.analysis.of(output)
             behind |= _depends(self.plan, abstract) if isinstance(abstract, Affine) else 0
@@ -147,6 +147,12 @@ class _Norms:
             stream,
             self._reductions(quadratic, stream),
         )
+
+    def _writers(self, quadratic: Quadratic, stream: Value | None, decision: Decision) -> int:
+        """The parameters that make the norm's input."""
+        if decision == "centred" and self.centring is not None and stream is not None:
+            return self.centring.writers(stream)
+        return _depends(self.plan, quadratic.base.centred.base if quadratic.base.centred else quadratic.base)
 
     def _decision(
         self, value: Value, quadratic: Quadratic, component: Component | None, stream: Value | None, computed: bool

@@ -19,6 +19,8 @@ from jaxfold._fold._program import Program
 from jaxfold._fold._run import Runner
 from jaxfold._tree._fold_report import FoldRow
 
+MOST_NAMED = 3  # writers of a stream that a row of the report names
+
 
 class Trace:
     """A function traced for certain shapes, planned, and ready to run."""
@@ -27,6 +29,7 @@ class Trace:
         self.function, self.signature = function, signature_of(inputs)
         flat, self.structure = jax.tree_util.tree_flatten_with_path(params)
         self.paths = _paths([path for path, _ in flat])
+        self.modules = _modules(self.paths)
         self.shapes = [jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for _, leaf in flat]
         arrays = [leaf for _, leaf in flat]
         self.closed, shape = jax.make_jaxpr(function, return_shape=True)(params, *inputs)
@@ -100,13 +103,16 @@ class Trace:
         """The row of one norm in the report."""
 
         def groups(bits: int) -> str:
-            paths = [path.rsplit("/", 1)[0] for index, path in enumerate(self.paths) if bits >> index & 1]
-            return ", ".join(dict.fromkeys(paths))
+            return ", ".join(dict.fromkeys(self.modules[i] for i in range(len(self.paths)) if bits >> i & 1))
+
+        def producer(bits: int) -> str:
+            count = len(dict.fromkeys(groups(bits).split(", ")))
+            return f"a stream of {count} writers" if count > MOST_NAMED else groups(bits) or "no parameter"
 
         component, quadratic = norm.component, norm.quadratic
         centred = quadratic is not None and (quadratic.centring() > 0.5 or quadratic.base.centred)
         return FoldRow(
-            producer=groups(norm.before) or "no parameter",
+            producer=producer(norm.before),
             norm=None,
             consumers=groups(norm.behind),
             decision=norm.decision,
@@ -131,6 +137,18 @@ def _paths(paths: list[Any]) -> list[str]:
     """Keys joined by slashes, or spelled out where that would be the same for two leaves."""
     joined = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
     return joined if len(set(joined)) == len(joined) else [jax.tree_util.keystr(path) for path in paths]
+
+
+def _modules(paths: list[str]) -> list[str]:
+    """The module of each leaf; a leaf beside modules is named itself."""
+    parents = [path.rsplit("/", 1)[0] for path in paths]
+    above = {ancestor for parent in parents for ancestor in _ancestors(parent)}
+    return [path if parent in above else parent for path, parent in zip(paths, parents, strict=True)]
+
+
+def _ancestors(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:length]) for length in range(1, len(parts))]
 
 
 def _nothing(shape: Any) -> Any:

@@ -104,6 +104,7 @@ class FoldReport:
         unmatched: the patterns that no path of the tree matched.
         hints: for each of them, where it stops to match and what is there.
         parameters, bytes: of the whole tree, before and after. An array that stands in two places counts once.
+        means: how many means are taken where something enters a stream that could not be centred beforehand.
 
     Example:
         >>> import numpy as np, jaxfold
@@ -119,6 +120,7 @@ class FoldReport:
     parameters: tuple[int, int]
     bytes: tuple[int, int]
     hints: tuple[str, ...] = ()
+    means: int = 0
 
     @property
     def contracted(self) -> tuple[FoldRow, ...]:
@@ -137,9 +139,10 @@ class FoldReport:
 
     @property
     def reductions(self) -> tuple[int, int]:
-        """Sums over the features of all norms, before and after."""
+        """Sums over the features of all norms, before and after; with the means that are taken instead of theirs."""
         counts = [(row.stack or 1, row.reductions) for row in self.rows if row.reductions is not None]
-        return sum(times * before for times, (before, _) in counts), sum(times * after for times, (_, after) in counts)
+        before = sum(times * own for times, (own, _) in counts)
+        return before, sum(times * own for times, (_, own) in counts) + self.means
 
     @property
     def skipped(self) -> tuple[FoldRow, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxfold
-from tests.fold.checks import check, decisions, layer_norm, weights
+from tests.fold.checks import FLOAT64, check, decisions, layer_norm, weights
 
 pytestmark = pytest.mark.usefixtures("x64", "usual")
 
@@ -30,10 +30,11 @@ def scaled(p: Any, y: Any) -> Any:
 
 
 class Alone(NamedTuple):
-    """A function whose norm stays, and what the reason must say."""
+    """A function whose norm is not contracted, and what the reason must say, or that its input can lose its mean."""
 
     fn: Callable[..., Any]
     reason: str
+    decision: str = "skipped"
 
 
 class Right(NamedTuple):
@@ -84,9 +85,10 @@ ALONE = {
     "post-LN, wide": Alone(lambda p, x: layer_norm(jax.nn.relu(up(p, x))) @ p["W"], "no affine map"),
     "PReLU between": Alone(
         lambda p, x: (lambda y: jnp.where(y >= 0, y, 0.25 * y))(scaled(p, layer_norm(up(p, x)))) @ p["W"],
-        "save nothing",
+        "",
+        "centred",
     ),
-    "input-dependent scale": Alone(lambda p, x: (layer_norm(up(p, x)) * (1 + x @ p["A"])) @ p["W"], ""),
+    "input-dependent scale": Alone(lambda p, x: (layer_norm(up(p, x)) * (1 + x @ p["A"])) @ p["W"], "", "centred"),
     "select on runtime values": Alone(
         lambda p, x: jnp.where(x[:, :1] > 0, layer_norm(up(p, x)), up(p, x)) @ p["W"], ""
     ),
@@ -96,8 +98,9 @@ ALONE = {
     "product of two runtime arrays": Alone(lambda p, x: layer_norm(up(p, x) * (x @ p["A"])) @ p["W"], "no affine map"),
     "masked": Alone(masked, "mask"),
     "weighted": Alone(weighted, "mask or weights"),
-    "statistics of the batch": Alone(per_channel, ""),
-    "per head, narrow": Alone(per_head, "save nothing"),
+    # The mean over the batch of x A is that of x, times A.
+    "statistics of the batch": Alone(per_channel, "", "centred"),
+    "per head, narrow": Alone(per_head, "", "centred"),
     "Dense used twice": Alone(lambda p, x: layer_norm(up(p, x)) @ p["W"] + jnp.tanh(up(p, 2 * x)) @ p["W"], "save"),
     "custom_vjp": Alone(lambda p, x: custom(up(p, x)) @ p["W"], "custom_vjp_call"),
     "cond": Alone(
@@ -106,17 +109,24 @@ ALONE = {
     ),
     "while": Alone(in_while, "inside a while"),
     "all returned": Alone(lambda p, x: (layer_norm(up(p, x)) @ p["W"], p, up(p, x)), ""),
-    "narrow": Alone(lambda p, x: layer_norm(x @ p["K"]) @ p["A"], "contracted it would take 272"),
+    "narrow": Alone(lambda p, x: layer_norm(x @ p["K"]) @ p["A"], "", "centred"),
+    "narrow, no mean": Alone(
+        lambda p, x: (h := x @ p["K"]) * jax.lax.rsqrt((h * h).mean(-1, keepdims=True) + 1e-5) @ p["A"],
+        "contracted it would take 272",
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_left_alone(name: str) -> None:
     """The function, bit for bit, and why; under strict the same reason is raised."""
-    fn, reason = ALONE[name]
+    fn, reason, decision = ALONE[name]
     params = weights(**SHAPES)
-    folded = check(fn, params, X, tolerance=1e-14)
-    assert set(decisions(folded)) == {"skipped"}
+    folded = check(fn, params, X, tolerance=1e-14 if decision == "skipped" else FLOAT64)
+    assert set(decisions(folded)) == {decision}
+    if decision != "skipped":
+        assert jaxfold.fold(fn, params, X, strict=True).report.rows[0].reductions == (3, 1)
+        return
     row = folded.report.rows[0]
     assert row.reason
     assert reason in row.reason
@@ -184,13 +194,14 @@ def test_right(name: str) -> None:
     folded = check(fn, params, X)
     assert kept <= set(folded.contract(params)["params"])
     for row in folded.report.rows:
-        assert (row.decision == "contracted") == (row.reason == "")
+        assert (row.decision == "skipped") == (row.reason != "")
 
 
 @pytest.mark.parametrize("name", ["narrow residual", "narrow factor", "two axes", "parameter returned"])
 def test_and_contracted(name: str) -> None:
+    """Of the norm over two axes only what reads it: its variance needs the wide array."""
     folded = check(RIGHT[name].fn, weights(**SHAPES), X)
-    assert decisions(folded) == ["contracted"]
+    assert decisions(folded) == ["absorbed" if name == "two axes" else "contracted"]
 
 
 def test_controls() -> None:

@@ -33,7 +33,7 @@ from flax import nnx
 
 WIDTH, HEADS, HIDDEN, LAYERS = 24, 2, 40, 2
 HEAD = WIDTH // HEADS
-BATCH, TOKENS, VOCABULARY, CLASSES = 2, 6, 11, 5
+BATCH, TOKENS, VOCABULARY, CLASSES = 2, 6, 31, 5
 IMAGE, NARROW, PATCH = (8, 12, 3), (4, 20, 3), (4, 4)  # 6 patches of 48 numbers each, and 5: one less
 CONDITION, EXPERTS = 8, 4
 
@@ -47,16 +47,15 @@ class Case:
         fn: ``fn(params, *inputs)``.
         params: random, all of them, in float64; with as much common mode as there is of everything else.
         inputs: tokens as integers, everything else in float64.
-        decisions: of all norms, in their order; several such lists where the maths leaves it open.
-        centrings: how many means have to be taken at run time if it is centred.
+        decisions: of all norms, in their order, and with how many means that are taken at run time; several such lists
+            where the maths leaves it open.
     """
 
     name: str
     fn: Callable[..., Any]
     params: Any
     inputs: tuple[Any, ...]
-    decisions: tuple[tuple[str, ...], ...]
-    centrings: int = 0
+    decisions: dict[tuple[str, ...], int]
 
     def redrawn(self, seed: int) -> Case:
         """Other parameters and inputs of the same shapes."""
@@ -107,16 +106,15 @@ SEQUENCE = (np.zeros((BATCH, TOKENS, WIDTH)), np.zeros((BATCH, CONDITION)))
 OBSERVATION = (np.zeros((BATCH, 5)),)
 
 
-def _case(
-    fn: Callable[..., Any], shapes: Any, inputs: tuple[Any, ...], *decisions: tuple[str, ...], centrings: int = 0
-) -> Case:
-    return Case("", fn, shapes, inputs, decisions, centrings).redrawn(0)
+Decisions = tuple[str, ...] | dict[tuple[str, ...], int]  # by themselves: without means at run time
 
 
-def _linen(model: nn.Module, inputs: tuple[Any, ...], *decisions: tuple[str, ...], centrings: int = 0) -> Case:
-    return _case(
-        model.apply, jax.eval_shape(model.init, jax.random.key(0), *inputs), inputs, *decisions, centrings=centrings
-    )
+def _case(fn: Callable[..., Any], shapes: Any, inputs: tuple[Any, ...], decisions: Decisions) -> Case:
+    return Case("", fn, shapes, inputs, decisions if isinstance(decisions, dict) else {decisions: 0}).redrawn(0)
+
+
+def _linen(model: nn.Module, inputs: tuple[Any, ...], decisions: Decisions) -> Case:
+    return _case(model.apply, jax.eval_shape(model.init, jax.random.key(0), *inputs), inputs, decisions)
 
 
 def table(module: nn.Module, name: str, *shape: int) -> Any:
@@ -239,12 +237,10 @@ class BlockNnx(nnx.Module):
         return x + self.down(nnx.gelu(self.up(self.ln2(x))))
 
 
-def _gpt_nnx(*decisions: tuple[str, ...], centrings: int) -> Case:
+def _gpt_nnx(decisions: Decisions) -> Case:
     graph, params, rest = nnx.split(nnx.eval_shape(lambda: GptNnx(nnx.Rngs(0))), nnx.Param, ...)
     assert not jax.tree.leaves(rest)
-    return _case(
-        lambda params, tokens: nnx.merge(graph, params, rest)(tokens), params, TEXT, *decisions, centrings=centrings
-    )
+    return _case(lambda params, tokens: nnx.merge(graph, params, rest)(tokens), params, TEXT, decisions)
 
 
 def layer_norm(x: Any, epsilon: float = 1e-5) -> Any:
@@ -275,7 +271,7 @@ def plain_gpt(params: Any, tokens: Any, norm: Callable[[Any], Any] = layer_norm)
     return (norm(x) * params["scale"] + params["bias"]) @ params["kernel_head"]
 
 
-def _plain_gpt(*decisions: tuple[str, ...]) -> Case:
+def _plain_gpt(decisions: Decisions) -> Case:
     layers = {
         **{f"{kind}{index}": (WIDTH,) for kind in ("scale", "bias") for index in (1, 2)},
         **{"kernel_qkv": (WIDTH, 3 * WIDTH), "bias_qkv": (3 * WIDTH,), "kernel_o": (WIDTH, WIDTH), "bias_o": (WIDTH,)},
@@ -285,7 +281,7 @@ def _plain_gpt(*decisions: tuple[str, ...]) -> Case:
     shapes = {name: jax.ShapeDtypeStruct(shape, np.float64) for name, shape in whole.items()}
     shapes["kernel_head"] = jax.ShapeDtypeStruct((WIDTH, VOCABULARY), np.float64)
     stacked = {name: jax.ShapeDtypeStruct((LAYERS, *shape), np.float64) for name, shape in layers.items()}
-    return _case(plain_gpt, {**shapes, "layers": stacked}, TEXT, *decisions)
+    return _case(plain_gpt, {**shapes, "layers": stacked}, TEXT, decisions)
 
 
 class OneNorm(nn.Module):
@@ -548,12 +544,12 @@ SCANNED = (C, C, C)  # a row stands for its norm in all layers
 MODELS: dict[str, Callable[[], Case]] = {
     # Writers: table, positions, and two kernels with their biases in each layer; readers: the norms alone. Tied, the
     # table is also the head's, which reads its mean: that of each row has to be taken behind the lookup, 1 for 5 norms.
-    "gpt2": lambda: _linen(Gpt2(), TEXT, ALL, centrings=1),
+    "gpt2": lambda: _linen(Gpt2(), TEXT, {ALL: 1}),
     "gpt2, untied": lambda: _linen(Gpt2(tied=False), TEXT, ALL),
-    "gpt2, nnx": lambda: _gpt_nnx(ALL, centrings=1),
-    "gpt2, scan": lambda: _linen(Gpt2(scan=True), TEXT, SCANNED, centrings=1),
-    "gpt2, remat": lambda: _linen(Gpt2(remat=True), TEXT, ALL, centrings=1),
-    "gpt2, scan of remat": lambda: _linen(Gpt2(scan=True, remat=True), TEXT, SCANNED, centrings=1),
+    "gpt2, nnx": lambda: _gpt_nnx({ALL: 1}),
+    "gpt2, scan": lambda: _linen(Gpt2(scan=True), TEXT, {SCANNED: 1}),
+    "gpt2, remat": lambda: _linen(Gpt2(remat=True), TEXT, {ALL: 1}),
+    "gpt2, scan of remat": lambda: _linen(Gpt2(scan=True, remat=True), TEXT, {SCANNED: 1}),
     "gpt2, written out": lambda: _plain_gpt(SCANNED),
     # An output of the function is a reader like any other. Dense layers are all that reads the norms.
     "gpt2, stream returned": lambda: _linen(Gpt2(tied=False, returns_stream=True), TEXT, (A,) * NORMS),
@@ -570,12 +566,12 @@ MODELS: dict[str, Callable[[], Case]] = {
     # that of the tables is 1 for 1 as well, and with scale and bias in the head there would be two copies of the table:
     # either way.
     "bert": lambda: _linen(Bert(), TEXT, (C, *(S,) * (2 * LAYERS - 1), A, A)),
-    "bert, tied": lambda: _linen(Bert(tied=True), TEXT, *((S, *(S,) * (2 * LAYERS - 1), A, last) for last in (A, S))),
+    "bert, tied": lambda: _linen(Bert(tied=True), TEXT, {((S,) * (2 * LAYERS) + (A, last)): 0 for last in (A, S)}),
     # RMSNorm depends on the mean; Dense layers are all that reads the norms, but for a tied head, as above.
     "llama": lambda: _linen(Llama(), TEXT, (A,) * NORMS),
     "llama, 1 + offset": lambda: _linen(Llama(one_plus=True), TEXT, (A,) * NORMS),
-    "llama, tied": lambda: _linen(Llama(tied=True), TEXT, *(((A,) * (NORMS - 1) + (last,)) for last in (A, S))),
-    "t5": lambda: _linen(T5(), TEXT, *(((A,) * (NORMS - 1) + (last,)) for last in (A, S))),
+    "llama, tied": lambda: _linen(Llama(tied=True), TEXT, {(A,) * (NORMS - 1) + (last,): 0 for last in (A, S)}),
+    "t5": lambda: _linen(T5(), TEXT, {(A,) * (NORMS - 1) + (last,): 0 for last in (A, S)}),
     # A norm at the end of a branch is read by the stream itself.
     "gemma2": lambda: _linen(Llama(one_plus=True, sandwich=True), TEXT, (A, S) * (NORMS - 1) + (A,)),
     # The class token, the patches' kernel and the positions are writers like a table.
@@ -589,25 +585,26 @@ MODELS: dict[str, Callable[[], Case]] = {
     "vit, attention pooling": lambda: _linen(Vit("attention"), PICTURE, (*ALL, A)),
     # γ (h W + b) = h (W γ) + b γ, and W γ is centred.
     "vit, layer scale": lambda: _linen(Vit(layer_scale=True), NARROW_PICTURE, ALL),
-    # The norms of queries and keys read one kernel each, by head, and nothing else does: the columns of each head can
-    # be centred, but that is no residual stream: either way. The scores are no product with a parameter.
-    "vit, normalised queries and keys": lambda: _linen(
-        Vit(normalize_qk=True), NARROW_PICTURE, *((C, inner, inner, C) * LAYERS + (C,) for inner in (C, S))
-    ),
-    # Kernels along the tokens leave the features' mean as it is: 2 means at run time, of what they write, for 5. Left
-    # alone, the token mixing reads scale and bias as they are; the others, the head behind a mean over tokens, can.
-    "mixer": lambda: _linen(Mixer(), PICTURE, ALL, (S, A) * LAYERS + (A,), centrings=LAYERS),
+    # The norms of queries and keys read one kernel each, by head, and nothing else does: the columns of each head are
+    # centred. The scores are no product with a parameter.
+    "vit, normalised queries and keys": lambda: _linen(Vit(normalize_qk=True), NARROW_PICTURE, (C,) * (4 * LAYERS + 1)),
+    # Kernels along the tokens leave the features' mean as it is: 2 means at run time, of what they write, for 5.
+    "mixer": lambda: _linen(Mixer(), PICTURE, {ALL: LAYERS}),
     # The stem's kernel and bias are all that its norm reads. From there on each channel has a filter of its own, which
     # the mean goes through; the norm behind it, and the last, are read by Dense layers alone.
     "convnext": lambda: _linen(ConvNext(), PICTURE, (C, *(A,) * (LAYERS + 1))),
     # No norm has a scale or bias of its own, and what stands in for them is none of the stream's business.
     "dit, no gates": lambda: _linen(Dit(), PATCHES, ALL),
-    # Gates that differ by feature: what passes one has a mean that no kernel knows. 4 means at run time for 5 ...
-    "dit": lambda: _linen(Dit(gates=True), PATCHES, ALL, (S,) * NORMS, centrings=2 * LAYERS),
+    # Gates that differ by feature: what passes one has a mean that no kernel knows. The first norm costs nothing, and
+    # each one after it, in their order, as much as it saves: up to which is all the same ...
+    "dit": lambda: _linen(
+        Dit(gates=True), PATCHES, {(C,) * n + (S,) * (NORMS - n): n - 1 for n in range(1, NORMS + 1)}
+    ),
     # ... and with tokens that come as they are, 5 for 5.
     "dit, no embedding": lambda: _linen(Dit(gates=True, embeds=False), SEQUENCE, (S,) * NORMS),
-    # Five observations make the input of the first norm.
-    "simba": lambda: _linen(Simba(), OBSERVATION, *((first, *(C,) * LAYERS) for first in ("contracted", C))),
+    # Five observations make the input of the first norm, so that it may be contracted: its readers need its kernel when
+    # contracting only, and where it writes to the stream it can be centred all the same.
+    "simba": lambda: _linen(Simba(), OBSERVATION, {(first, *(C,) * LAYERS): 0 for first in ("contracted", C)}),
 }
 
 
