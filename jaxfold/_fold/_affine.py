@@ -155,9 +155,10 @@ class Sum:
 
 @dataclasses.dataclass(eq=False)
 class Square:
-    """``base²``, entry by entry."""
+    """``base²``, entry by entry; of a base that is a sum over some axes of h also ``(Σ h)²``, a part of a quadratic."""
 
     base: Affine
+    total: Quadratic | None = None
 
 
 @dataclasses.dataclass(eq=False)

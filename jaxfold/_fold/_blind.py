@@ -13,7 +13,7 @@ import functools
 from collections.abc import Sequence
 
 from jaxfold._fold._inner import Scan
-from jaxfold._fold._moments import Moment, moment
+from jaxfold._fold._moments import Moment, moments
 from jaxfold._fold._plan import Plan
 from jaxfold._fold._program import Equation, Value
 from jaxfold._fold._schedule import Step, schedule
@@ -36,7 +36,7 @@ class Blindness:
         self.plan, self.analysis = plan, plan.analysis
         self.inner: dict[Equation, Blindness] = {}
         self._axes: dict[Value, Axes] = {}
-        self._inside: dict[Value, Axes] = {}  # of a moment: the axes of that of which it is one
+        self._inside: dict[tuple[Value, Value], Axes] = {}  # of a moment: the axes of that of which it is one
         self._blame: dict[Value, Equation | str] = {}
         emitted = plan.emitted
         self.steps: list[Step] = schedule(
@@ -46,7 +46,7 @@ class Blindness:
             self._use(value, axes, RETURNED)
         for step in reversed(self.steps):
             if isinstance(step, Value):
-                for value in emitted[step].values() | emitted[step].leaves():
+                for value in emitted[step].values():
                     self._use(value, NONE, step.origin or RETURNED)
             elif step in plan.inner:
                 self._enter(step)
@@ -81,27 +81,27 @@ class Blindness:
     def _read(self, equation: Equation) -> None:
         """Two ways to be blind: as what a norm takes moments of, and as what is handed on."""
         output = equation.outputs[0] if len(equation.outputs) == 1 else None
-        result = None if output is None else moment(self.analysis, output)
-        blind = frozenset[int]().union(*(self.of(value) for value in equation.outputs))
+        results = {} if output is None else {found.of: found for found in moments(self.analysis, output)}
+        each = [self.of(value) for value in equation.outputs]
+        blind = NONE.union(*each).intersection(*each)
         through = [found for axis in blind if (found := self.requests(equation, axis)) is not None]
         for index, value in enumerate(equation.inputs):
             axes = frozenset(request for found in through if isinstance(request := found[index], int))
-            if result is not None and result.of is self.analysis.root(value):
-                axes |= self._summed(result)
+            result = results.get(self.analysis.root(value))
+            axes |= NONE if result is None else self._summed(result)
             handed_on = output is not None and not axes and not blind and self.passes(equation, index)
             self._use(value, axes, self.blame(output) if handed_on and output is not None else equation)
-            own = moment(self.analysis, value)
-            if own is not None and not own.invariant:
-                same = result is not None and result.of is own.of
-                axes = self._summed(result) if result is not None and same else NONE
-                self._inside[value] = self._inside.get(value, axes) & axes
+            for own in moments(self.analysis, value):
+                result = results.get(own.of)
+                axes = NONE if result is None else self._summed(result)
+                self._inside[value, own.of] = self._inside.get((value, own.of), axes) & axes
 
     def _summed(self, result: Moment) -> Axes:
         """The axes along which a moment, or all that reads it, does not see the mean of what it is a moment of."""
         own = None if result.axis is None else frozenset({result.axis})
         if result.invariant:
             return own or NONE
-        inside = self._inside.get(result.value, NONE)
+        inside = self._inside.get((result.value, result.of), NONE)
         return inside if own is None else inside & own
 
     @functools.cached_property

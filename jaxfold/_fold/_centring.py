@@ -27,7 +27,7 @@ from jaxfold._fold._centred import MeanSquare, Recentred, Stored, Uncentred, cen
 from jaxfold._fold._emission import EmittedAffine
 from jaxfold._fold._inner import Scan
 from jaxfold._fold._known import Known
-from jaxfold._fold._moments import moment
+from jaxfold._fold._moments import moments
 from jaxfold._fold._plan import Plan
 from jaxfold._fold._program import Equation, Value
 from jaxfold._fold._through import ZERO
@@ -154,9 +154,7 @@ class Centring:
             program, depends = scope.analysis.program, scope.analysis.depends
             read: set[Value] = set(program.outputs)
             for step in scope.steps:
-                if isinstance(step, Value):
-                    read |= scope.plan.emitted[step].leaves()
-                elif step not in scope.plan.inner:
+                if isinstance(step, Equation) and step not in scope.plan.inner:
                     read |= set(step.inputs)
             for value in read:
                 for leaf in _inputs_behind(value) if depends.get(value) else ():
@@ -388,9 +386,9 @@ def _exits(scope: Blindness) -> Iterator[tuple[Value, Value, int]]:
     """What a norm makes of a stream whatever its mean, the stream, and the axis."""
     for step in scope.steps:
         for value in [] if isinstance(step, Value) else step.outputs:
-            found = moment(scope.analysis, value)
-            if found is not None and found.invariant and found.axis is not None and found.axis in scope.of(found.of):
-                yield value, found.of, found.axis
+            for found in moments(scope.analysis, value):
+                if found.invariant and found.axis is not None and found.axis in scope.of(found.of):
+                    yield value, found.of, found.axis
 
 
 def _inputs_behind(value: Value) -> set[Value]:

@@ -32,22 +32,24 @@ class Moment:
     invariant: bool
 
 
-def moment(analysis: Analysis, value: Value) -> Moment | None:
-    """The value as a moment along one axis of another value, if it is one."""
+def moments(analysis: Analysis, value: Value) -> list[Moment]:
+    """All that the value is as a moment of another, along one axis."""
     abstract = analysis.abstract.get(value)
     if isinstance(abstract, Affine):
         total = abstract.centred or abstract.sum_of
         invariant = abstract.centred is not None
-        return None if total is None else _along(analysis, value, total.base, total.over, invariant=invariant)
+        return [] if total is None else _along(analysis, value, total.base, total.over, invariant=invariant)
     if isinstance(abstract, Square):
         own = analysis.first.get(abstract.base)
-        return None if own is None else Moment(value, own, None, False)
+        found = [] if own is None else [Moment(value, own, None, False)]
+        part = abstract.total
+        return found if part is None else found + _along(analysis, value, part.base, part.over, invariant=False)
     if isinstance(abstract, Quadratic):
         invariant = abstract.squares > 0 and abstract.centring() == 1.0
         return _along(analysis, value, abstract.base, abstract.over, invariant=invariant)
-    return None
+    return []
 
 
-def _along(analysis: Analysis, value: Value, base: Affine, over: tuple[int, ...], *, invariant: bool) -> Moment | None:
+def _along(analysis: Analysis, value: Value, base: Affine, over: tuple[int, ...], *, invariant: bool) -> list[Moment]:
     own = analysis.first.get(base)
-    return Moment(value, own, over[0], invariant) if own is not None and len(over) == 1 else None
+    return [Moment(value, own, over[0], invariant)] if own is not None and len(over) == 1 else []

@@ -227,11 +227,9 @@ def _reason(quadratic: Quadratic, component: Component | None) -> str:
 
 def _input(quadratic: Quadratic) -> str:
     """Which operation makes the input that is squared."""
+    base = quadratic.base.centred.base if quadratic.base.centred else quadratic.base
     varying = [
-        view.source.value
-        for source in quadratic.base.terms
-        for view in source.views
-        if view.varies() & set(quadratic.over)
+        view.source.value for source in base.terms for view in source.views if view.varies() & set(quadratic.over)
     ]
     if not varying or varying[0].origin is None:
         return "an input of the function"

@@ -250,8 +250,9 @@ def way_to_emit(abstract: Any) -> Emitted | None:
     """How to compute it from narrow sources, if it is an array for which that may be worthwhile."""
     if isinstance(abstract, Quadratic) and is_sum_of_squares(abstract) and abstract.narrow():
         return EmittedQuadratic(abstract)
-    if isinstance(abstract, Affine) and abstract.features() and abstract.terms:
-        return EmittedAffine(abstract)
+    if isinstance(abstract, Affine) and abstract.terms:
+        summed = any(source.row_shape for source in abstract.terms)  # into one number, perhaps
+        return EmittedAffine(abstract) if summed or abstract.features() else None
     return None
 
 

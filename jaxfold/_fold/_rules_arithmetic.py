@@ -19,7 +19,7 @@ MOST_TERMS = 12
 
 @rule("add", "sub")
 def add(operands: Operands) -> Abstract:
-    a, b = operands[0], operands[1]
+    a, b = _quadratic(operands[0]), _quadratic(operands[1])
     sign = 1.0 if operands.equation.name == "add" else -1.0
     if isinstance(a, Quadratic) and (number := operands.number(1)) is not None:
         return dataclasses.replace(a, offset=a.offset + sign * number)
@@ -93,7 +93,7 @@ def scaled(affine: Affine, factor: float) -> Affine:
 
 @rule("neg")
 def neg(operands: Operands) -> Abstract:
-    a = operands[0]
+    a = _quadratic(operands[0])
     if isinstance(a, Quadratic):
         return dataclasses.replace(a, squares=-a.squares, sums=-a.sums, offset=-a.offset)
     return scaled(a, -1.0) if isinstance(a, Affine) else None
@@ -104,7 +104,7 @@ def mul(operands: Operands) -> Abstract:
     if operands.value(0) is operands.value(1):
         return square_of(operands, 0)
     for index in (0, 1):
-        a, number = operands[index], operands.number(1 - index)
+        a, number = _quadratic(operands[index]), operands.number(1 - index)
         if isinstance(a, Quadratic) and number is not None:
             return dataclasses.replace(a, squares=a.squares * number, sums=a.sums * number, offset=a.offset * number)
         if isinstance(a, Affine) and number is not None:
@@ -117,7 +117,7 @@ def mul(operands: Operands) -> Abstract:
 
 @rule("div")
 def div(operands: Operands) -> Abstract:
-    a, b, number = operands[0], operands[1], operands.number(1)
+    a, b, number = _quadratic(operands[0]), operands[1], operands.number(1)
     if number:
         if isinstance(a, Quadratic):
             return dataclasses.replace(a, squares=a.squares / number, sums=a.sums / number, offset=a.offset / number)
@@ -204,7 +204,13 @@ def square_of(operands: Operands, index: int) -> Abstract:
     if total is None:
         return Square(affine)
     unit = resolution(operands)
-    return Quadratic(total.base, total.over, 0.0, -(total.factor**2), 0.0, affine.shape, total.axes, unit)
+    part = Quadratic(total.base, total.over, 0.0, -(total.factor**2), 0.0, affine.shape, total.axes, unit)
+    return Square(affine, part)
+
+
+def _quadratic(a: Abstract) -> Abstract:
+    """The square of a sum as a part of a quadratic; anything else as it is."""
+    return a.total if isinstance(a, Square) and a.total is not None else a
 
 
 def resolution(operands: Operands) -> float:

@@ -26,7 +26,8 @@ def _everywhere(operands: Operands, move: Callable[[Axes], Axes], place: Callabl
     if isinstance(a, Quadratic):
         return dataclasses.replace(a, shape=shape, axes=move(a.axes))
     if isinstance(a, Square):
-        return Square(rearranged(a.base, shape, move, place))
+        total = a.total and dataclasses.replace(a.total, shape=shape, axes=move(a.total.axes))
+        return Square(rearranged(a.base, shape, move, place), total)
     return rearranged(operands.affine(0), shape, move, place)
 
 

@@ -16,7 +16,7 @@ from jaxfold._fold._rules_arithmetic import resolution
 
 @rule("reduce_sum")
 def reduce_sum(operands: Operands) -> Abstract:
-    a, over = operands[0], tuple(sorted(operands.params["axes"]))
+    a, over = operands[0], tuple(sorted(int(axis) for axis in operands.params["axes"]))
     if isinstance(a, Quadratic):
         return None
     if isinstance(a, Square):

@@ -47,7 +47,10 @@ def requests(equation: Equation, axis: int, is_constant: IsConstant) -> list[Req
     if rule is None or equation.source.effects:
         return None
     found = rule(equation, axis, is_constant)
-    return found if found is not None and any(isinstance(request, int) for request in found) else None
+    if found is None:
+        return None
+    plain: list[Request] = [request if isinstance(request, str) else int(request) for request in found]
+    return plain if any(isinstance(request, int) for request in plain) else None
 
 
 @through("add", "sub", "add_any")

@@ -129,6 +129,25 @@ def scanned(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)
+def test_other_batches(name: str) -> None:
+    """One set of coefficients serves all sizes of the batch, whether or not the decisions would be the same there."""
+    case = zoo.case(name)
+    params, inputs = case.cast(np.float64)
+    folded = jaxfold.fold(case.fn, params, *inputs)
+    contracted = folded.contract(params)
+    for batch in (1, 7):
+        others = [jnp.resize(leaf, (batch, *leaf.shape[1:])) for leaf in inputs]
+        if name == "vit, attention pooling":  # scores of a probe that is repeated for the whole batch are coefficients
+            with pytest.raises(jaxfold.ShapeError):
+                jax.eval_shape(folded.apply, contracted, *others)
+        elif name in ("gpt2", "llama"):
+            assert difference(folded.apply(contracted, *others), case.fn(params, *others)) < FLOAT64
+        else:
+            shapes = jax.eval_shape(folded.apply, contracted, *others)
+            assert jax.tree.leaves(shapes)[0].shape[0] == batch
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
 def test_decisions(name: str) -> None:
     """What the maths says, see zoo.py; and what follows from it for the rest of a row."""
     case = zoo.case(name)
