@@ -1,8 +1,11 @@
 """Random programs, folded and compared with themselves in float64.
 
-    python -m benchmarks.programs [--count N] [--first SEED] [--tolerance T]
+    python -m benchmarks.programs [--count N] [--first SEED] [--tolerance T] [--kind dense|streams] [--thorough]
 
-Prints every program whose folded outputs differ, the largest difference, and the share of norms that were contracted.
+Two kinds: Dense layers and norms in any order, and residual streams. Prints every program whose folded outputs differ
+and what it is made of, the largest difference, and what became of the norms. Thorough, also the derivatives through
+contract_traced, and inputs of other shapes, for which the folded program must be right or raise ShapeError.
+
 The difference is relative to the largest entry of an output and to how much rounding alone moves that output: a program
 that ends in the difference of two nearly equal arrays has no better answer.
 """
@@ -11,13 +14,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import jaxfold
-from tests.fold.programs import draw
+from tests.fold.programs import Drawn, draw, draw_stream
 
 TOLERANCE = 1e-9
 # Below this share of what went into it an entry is rounding: 1 ulp of the inputs must not be taken for a result.
@@ -29,35 +34,133 @@ class Outcome:
     """What became of one program.
 
     Attributes:
-        error: the larger of those of contract and contract_traced; NaN if only one of original and folded is finite.
-        norms, contracted: rows of the report, and those that were contracted.
-        before, after: parameters.
+        error: the larger of those of contract and contract_traced; inf if only one of original and folded is finite.
+        rows: of the report.
+        parameters, reductions: before and after.
+        parts: what it is made of.
     """
 
     seed: int
+    kind: str
     error: float
-    norms: int
-    contracted: int
-    before: int
-    after: int
+    rows: tuple[jaxfold.FoldRow, ...]
+    parameters: tuple[int, int]
+    reductions: tuple[int, int]
+    parts: tuple[str, ...]
+
+    @property
+    def norms(self) -> int:
+        return len(self.rows)
+
+    def count(self, *decisions: str) -> int:
+        """How many norms were contracted, centred, absorbed or skipped."""
+        return sum(row.decision in decisions for row in self.rows)
+
+    @property
+    def weightless(self) -> int:
+        return sum(row.weightless for row in self.rows)
 
 
-def examine(seed: int, *, spoil: float = 0.0) -> Outcome:
-    """Draws a program, folds it and runs it both ways; coefficients are multiplied by ``1 + spoil``, for controls."""
+def _dense(seed: int) -> Drawn:
     fn, params, x = draw(seed)
-    folded = jaxfold.fold(fn, params, x)
-    truth = fn(params, x)
-    moved = fn(jax.tree.map(lambda leaf: leaf * (1 + NOISE), params), x * (1 - NOISE))
-    error = 0.0
-    for contracted in (folded.contract(params), folded.contract_traced(params)):
-        if spoil:
-            contracted["blocks"] = jax.tree.map(lambda leaf: leaf * (1 + spoil), contracted["blocks"])
-        error = max(error, *_differences(folded.apply(contracted, x), truth, moved))
-    rows = folded.report.rows
-    return Outcome(seed, error, len(rows), len(folded.report.contracted), *folded.report.parameters)
+    return Drawn(fn, params, (x,), (), ((x[:1],), (x[:2],), (x[0],)))
 
 
-def _differences(result: Any, truth: Any, moved: Any) -> list[float]:
+KINDS: dict[str, Callable[[int], Drawn]] = {"dense": _dense, "streams": draw_stream}
+
+
+def examine(seed: int, kind: str = "dense", *, spoil: float = 0.0) -> Outcome:
+    """Draws a program, folds it and runs it both ways; one array of coefficients has ``1 + spoil`` times its values."""
+    drawn = KINDS[kind](seed)
+    folded = jaxfold.fold(drawn.fn, drawn.params, *drawn.inputs)
+    spoilt = _spoilt(spoil, np.random.default_rng(seed)) if spoil else lambda contracted: contracted
+
+    @jax.jit
+    def run(contracted: Any, params: Any, *inputs: Any) -> Any:
+        traced = spoilt(folded.contract_traced(params))
+        return drawn.fn(params, *inputs), [folded.apply(each, *inputs) for each in (contracted, traced)]
+
+    contracted = spoilt(folded.contract(drawn.params))
+    truth, ours = run(contracted, drawn.params, *drawn.inputs)
+    moved, _ = run(contracted, *_moved((drawn.params, *drawn.inputs)))
+    error = max(error for result in ours for error in _differences(result, truth, moved))
+    report = folded.report
+    return Outcome(seed, kind, error, report.rows, report.parameters, report.reductions, drawn.parts)
+
+
+def _spoilt(spoil: float, rng: np.random.Generator) -> Callable[[Any], Any]:
+    chosen = rng.random()
+
+    def change(contracted: Any) -> Any:
+        leaves, structure = jax.tree.flatten(contracted["blocks"])
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(contracted["blocks"])]
+        names = [name for name in paths if "rows" not in name]  # rows go with their kernel
+        factors = dict.fromkeys(names[int(chosen * len(names)) :][:1], 1 + spoil)
+        leaves = [leaf * factors.get(path, 1.0) for path, leaf in zip(paths, leaves, strict=True)]
+        return {**contracted, "blocks": structure.unflatten(leaves)}
+
+    return change
+
+
+def derivatives(seed: int, kind: str = "dense") -> float:
+    """The error of derivatives in all parameters and real inputs, through contract_traced.
+
+    Not of a maximum: compiled, its operand may be computed twice, and rounded otherwise for the comparison that the
+    derivative is made of, which then is NaN, of the original as well.
+    """
+    drawn = KINDS[kind](seed)
+    if any("max" in part for part in drawn.parts):
+        return 0.0
+    folded = jaxfold.fold(drawn.fn, drawn.params, *drawn.inputs)
+    real = [index for index, array in enumerate(drawn.inputs, start=1) if np.issubdtype(array.dtype, np.floating)]
+
+    def of(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def loss(*arguments: Any) -> Any:
+            return sum(jnp.sum(jnp.sin(leaf + 0.3 * index)) for index, leaf in enumerate(fn(*arguments)))
+
+        return jax.grad(loss, (0, *real))
+
+    @jax.jit
+    def run(*arguments: Any) -> Any:
+        ours = of(lambda params, *inputs: folded.apply(folded.contract_traced(params), *inputs))(*arguments)
+        return jax.tree.leaves(of(drawn.fn)(*arguments)), jax.tree.leaves(ours)
+
+    arguments = (drawn.params, *drawn.inputs)
+    truth, ours = run(*arguments)
+    return max(_differences(ours, truth, run(*_moved(arguments))[0]))
+
+
+def resized(seed: int, kind: str = "dense") -> list[float]:
+    """The errors for inputs of other shapes; NaN where they are refused with ShapeError."""
+    drawn = KINDS[kind](seed)
+    folded = jaxfold.fold(drawn.fn, drawn.params, *drawn.inputs)
+    contracted = folded.contract(drawn.params)
+    errors = []
+    for inputs in drawn.resized:
+        arguments = (drawn.params, *inputs)
+        try:
+            jax.eval_shape(drawn.fn, *arguments)
+        except (TypeError, ValueError):
+            continue  # the program itself is made for one shape
+        try:
+            ours = jax.jit(folded.apply)(contracted, *inputs)
+        except jaxfold.ShapeError:
+            errors.append(float("nan"))
+            continue
+        original = jax.jit(drawn.fn)
+        errors.append(max(_differences(ours, original(*arguments), original(*_moved(arguments)))))
+    return errors
+
+
+def _moved(arguments: tuple[Any, ...]) -> Any:
+    """With parameters and inputs that differ by little more than rounding."""
+    params, *inputs = arguments
+    real = [np.issubdtype(array.dtype, np.floating) for array in inputs]
+    moved = [array * (1 - NOISE) if own else array for array, own in zip(inputs, real, strict=True)]
+    return jax.tree.map(lambda leaf: leaf * (1 + NOISE), params), *moved
+
+
+def _differences(result: Sequence[Any], truth: Sequence[Any], moved: Sequence[Any]) -> list[float]:
     errors = []
     for ours, theirs, other in zip(
         map(np.asarray, result), map(np.asarray, truth), map(np.asarray, moved), strict=True
@@ -74,28 +177,53 @@ def _differences(result: Any, truth: Any, moved: Any) -> list[float]:
     return errors or [0.0]
 
 
+def _summary(outcomes: list[Outcome]) -> str:
+    """What became of the norms, and of the numbers."""
+    norms = max(sum(o.norms for o in outcomes), 1)
+    counts = {name: sum(o.count(name) for o in outcomes) for name in ("contracted", "centred", "absorbed", "skipped")}
+    shares = ", ".join(f"{count:,} {name} ({count / norms:.0%})" for name, count in counts.items())
+    weightless = sum(o.weightless for o in outcomes)
+    some = sum(o.count("skipped") < o.norms for o in outcomes)
+    parameters = [sum(o.parameters[index] for o in outcomes) for index in (0, 1)]
+    reductions = [sum(o.reductions[index] for o in outcomes) for index in (0, 1)]
+    more = sum(o.parameters[1] > o.parameters[0] for o in outcomes)
+    return (
+        f"{norms:,} norms: {shares}; {weightless:,} of them weightless, in {some:,} programs\n"
+        f"{parameters[0]:,} parameters before, {parameters[1]:,} after; more than before in {more:,} programs\n"
+        f"{reductions[0]:,} sums over the features of norms before, {reductions[1]:,} after"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=200, help="how many programs (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=100, help="how many programs of each kind (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="seed of the first (default: %(default)s)")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="(default: %(default)s)")
+    parser.add_argument("--kind", choices=KINDS, help="(default: both)")
+    parser.add_argument("--thorough", action="store_true", help="derivatives and other shapes as well")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    outcomes, wrong = [], 0
-    for seed in range(options.first, options.first + options.count):
-        outcome = examine(seed)
-        outcomes.append(outcome)
-        if not outcome.error < options.tolerance:
-            wrong += 1
-            print(f"program {seed}: {outcome.error:.1e}", flush=True)
-        if seed % 50 == 49:
-            jax.clear_caches()  # no two programs share compiled operations of odd shapes
-    norms, contracted = sum(o.norms for o in outcomes), sum(o.contracted for o in outcomes)
-    some = sum(o.contracted > 0 for o in outcomes)
-    before, after = sum(o.before for o in outcomes), sum(o.after for o in outcomes)
-    print(f"{len(outcomes):,} programs, {wrong} wrong, largest error {max(o.error for o in outcomes):.1e}")
-    print(f"{contracted:,} of {norms:,} norms contracted ({contracted / max(norms, 1):.0%}), in {some:,} programs")
-    print(f"{before:,} parameters before, {after:,} after")
+    jax.config.update("jax_disable_most_optimizations", True)  # what takes longest is to compile
+    for kind in [options.kind] if options.kind else KINDS:
+        outcomes, wrong, refused, shapes = [], 0, 0, 0
+        for seed in range(options.first, options.first + options.count):
+            outcome = examine(seed, kind)
+            outcomes.append(outcome)
+            errors = {"outputs": outcome.error}
+            if options.thorough:
+                others = resized(seed, kind)
+                refused, shapes = refused + int(np.isnan(others).sum()), shapes + len(others)
+                errors |= {"derivatives": derivatives(seed, kind), "other shapes": float(np.nanmax([0.0, *others]))}
+            large = {name: error for name, error in errors.items() if not error < options.tolerance}
+            wrong += bool(large)
+            for name, error in large.items():
+                print(f"{kind} {seed}, {name}: {error:.1e}. {'; '.join(outcome.parts)}", flush=True)
+            if seed % 50 == 49:
+                jax.clear_caches()  # no two programs share compiled operations of odd shapes
+        largest = max(outcome.error for outcome in outcomes)
+        print(f"{len(outcomes):,} programs, {kind}: {wrong} wrong, largest error {largest:.1e}\n{_summary(outcomes)}")
+        if options.thorough:
+            print(f"{shapes:,} times inputs of other shapes, {refused:,} of them refused")
 
 
 if __name__ == "__main__":

@@ -165,6 +165,20 @@ class Plan:
         if component.pays:
             self._accept(component, chosen)
 
+    def _candidate(self, value: Value) -> Emitted | None:
+        """How to compute a value from narrow sources, if that takes no more than the parameters behind it.
+
+        It does where a product follows that T has to repeat for every position: rotary embeddings. Then what that reads
+        is the better candidate.
+        """
+        found = way_to_emit(self.analysis.of(value))
+        if found is None or self.wanted is not None:
+            return found if found is None or self.fingerprints.emitted(found) in (self.wanted or ()) else None
+        bits = 0
+        for leaf in found.leaves():
+            bits |= self.analysis.depends.get(leaf, 0)
+        return found if found.size * self.repeat <= self.entries(bits)[0] else None
+
     def _offsets(self, component: Component, group: dict[Value, Emitted]) -> Cost:
         """What may be added for a norm to lose its bias: an offset in each reader, if all its readers are products."""
         if any(isinstance(way, EmittedQuadratic) for way in group.values()):
@@ -206,7 +220,7 @@ class Plan:
             if value in seen or equation is None or equation not in inside:
                 continue
             seen.add(value)
-            if grow and value not in emitted and (found := way_to_emit(self.analysis.of(value))) is not None:
+            if grow and value not in emitted and (found := self._candidate(value)) is not None:
                 emitted[value] = found
             way = emitted.get(value)
             if way is not None:

@@ -822,7 +822,7 @@ def stacked(s: Streams, *, batched: bool) -> Part:
             h = layer(rest, own, h, c)
             if kind == "scan, mean carried":
                 more = more + jnp.tanh(h.mean(-1, keepdims=True))
-            return (h, more), h.max(-1) if kind == "scan, outputs" else None
+            return (h, more), (h * h).sum(-1) if kind == "scan, outputs" else None
 
         start = (h, jnp.zeros((*h.shape[:-1], 1)))
         (h, more), outputs = jax.lax.scan(step, start, stack, length=layers, reverse=kind == "scan, backwards")
@@ -835,7 +835,10 @@ def stacked(s: Streams, *, batched: bool) -> Part:
     return part
 
 
-def crossed(s: Streams) -> Callable[[Any, Any, Any, Any], tuple[Any, Any]]:
+Both = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+
+
+def crossed(s: Streams) -> Both:
     """Two streams, each updated by what a norm makes of the other or of itself; sometimes they change places."""
     s.note("crossed")
     norms, bodies = [standard(s, s.width) for _ in range(2)], [branch(s) for _ in range(2)]
@@ -858,12 +861,12 @@ def two_streams(s: Streams) -> Part:
     start = projection(s, s.width, s.width)
 
     def part(p: Any, h: Any, c: Any) -> Any:
-        g = start(p, jnp.sin(h) if ending == "sum" else c @ jnp.ones((CONTEXT, s.width)), c)
+        g = start(p, jnp.sin(h) if ending == "sum" else h, c)
         if layers:
             rest = {name: array for name, array in p.items() if name not in names}
 
             def step(carry: Any, own: Any) -> Any:
-                return both({**rest, **own}, *carry, c), None
+                return both({**rest, **own}, carry[0], carry[1], c), None
 
             (h, g), _ = jax.lax.scan(step, (h, g), {name: p[name] for name in names})
         else:
