@@ -27,13 +27,14 @@ class Analysis:
         program: what was analysed.
         constant: for opaque values, the axes along which they only repeat themselves.
         first: for each affine array, the value that it was found for: others with the same array are copies of it.
+        cut: values that are taken for sources, whatever they are made of.
         given: for each input, the parameters that it depends on, or None if it is none but a runtime input.
         abstract: for each value that was reached, its :data:`Abstract`.
         depends: for each known value, the indices of the parameters that it depends on, as the bits of an integer.
     """
 
-    def __init__(self, program: Program, depends: list[int | None]) -> None:
-        self.program, self.given = program, depends
+    def __init__(self, program: Program, depends: list[int | None], cut: frozenset[Value] = frozenset()) -> None:
+        self.program, self.given, self.cut = program, depends, cut
         self.abstract: dict[Value, Abstract] = {}
         self.depends: dict[Value, int] = {}
         self.constant: dict[Value, frozenset[int]] = {}
@@ -90,11 +91,21 @@ class Analysis:
         if len(equation.outputs) == 1:
             self.abstract[equation.outputs[0]] = result
             if isinstance(result, Affine):
+                result.narrows |= equation.outputs[0] in self.cut
                 self.first.setdefault(result, equation.outputs[0])
             if result is None and equation.name in ENTRY_BY_ENTRY:
                 self._repeats(equation)
         else:
             self.abstract |= dict.fromkeys(equation.outputs)
+
+    def opened(self, value: Value, depth: int = 8) -> Abstract:
+        """The same, with the last products before it as parts of it, even of what is narrower than its sources."""
+        abstract, equation = self.of(value), value.origin
+        rule = None if equation is None else RULES.get(equation.name)
+        if not isinstance(abstract, Affine) or abstract.narrows or equation is None or rule is None or not depth:
+            return abstract
+        operands = [self.opened(operand, depth - 1) for operand in equation.inputs]
+        return rule(Operands(equation, operands, self.own)) or abstract
 
     def _repeats(self, equation: Equation) -> None:
         """Notes the axes along which an opaque result only repeats itself, since all its operands do."""

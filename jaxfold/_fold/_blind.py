@@ -21,7 +21,6 @@ from jaxfold._fold._through import requests
 
 Axes = frozenset[int]
 NONE: Axes = frozenset()
-RETURNED = "the function returns it"
 
 
 class Blindness:
@@ -30,24 +29,24 @@ class Blindness:
     Attributes:
         steps: what remains of the program after what was contracted.
         inner: the same of the programs inside.
+        outermost: whether it is the whole function.
     """
 
-    def __init__(self, plan: Plan, outputs: Sequence[Axes]) -> None:
-        self.plan, self.analysis = plan, plan.analysis
+    def __init__(self, plan: Plan, outputs: Sequence[Axes], *, outermost: bool = False) -> None:
+        self.plan, self.analysis, self.outermost = plan, plan.analysis, outermost
         self.inner: dict[Equation, Blindness] = {}
         self._axes: dict[Value, Axes] = {}
         self._inside: dict[tuple[Value, Value], Axes] = {}  # of a moment: the axes of that of which it is one
-        self._blame: dict[Value, Equation | str] = {}
         emitted = plan.emitted
         self.steps: list[Step] = schedule(
             self.analysis.program, emitted, lambda value: emitted[value].values(), lambda equation: equation.inputs
         )[0]
         for value, axes in zip(self.analysis.program.outputs, outputs, strict=True):
-            self._use(value, axes, RETURNED)
+            self._use(value, axes)
         for step in reversed(self.steps):
             if isinstance(step, Value):
                 for value in emitted[step].values():
-                    self._use(value, NONE, step.origin or RETURNED)
+                    self._use(value, NONE)
             elif step in plan.inner:
                 self._enter(step)
             else:
@@ -56,10 +55,6 @@ class Blindness:
     def of(self, value: Value) -> Axes:
         """Along which axes; all of them for what nothing reads."""
         return self._axes.get(value, frozenset(range(len(value.shape))))
-
-    def blame(self, value: Value) -> Equation | str:
-        """What sees the mean of a value that is not blind."""
-        return self._blame.get(value, RETURNED)
 
     def is_constant(self, equation: Equation, index: int, axis: int) -> bool:
         """Whether an operand is the same along the axis."""
@@ -72,11 +67,8 @@ class Blindness:
         found = requests(equation, axis, lambda index, own: self.is_constant(equation, index, own))
         return None if found is None else list(found)
 
-    def _use(self, value: Value, axes: Axes, who: Equation | str) -> None:
-        before = self._axes.get(value)
-        self._axes[value] = axes if before is None else before & axes
-        if not self._axes[value] and (before is None or before):
-            self._blame[value] = who
+    def _use(self, value: Value, axes: Axes) -> None:
+        self._axes[value] = self._axes.get(value, axes) & axes
 
     def _read(self, equation: Equation) -> None:
         """Two ways to be blind: as what a norm takes moments of, and as what is handed on."""
@@ -88,9 +80,7 @@ class Blindness:
         for index, value in enumerate(equation.inputs):
             axes = frozenset(request for found in through if isinstance(request := found[index], int))
             result = results.get(self.analysis.root(value))
-            axes |= NONE if result is None else self._summed(result)
-            handed_on = output is not None and not axes and not blind and self.passes(equation, index)
-            self._use(value, axes, self.blame(output) if handed_on and output is not None else equation)
+            self._use(value, axes if result is None else axes | self._summed(result))
             for own in moments(self.analysis, value):
                 result = results.get(own.of)
                 axes = NONE if result is None else self._summed(result)
@@ -133,12 +123,6 @@ class Blindness:
         depends = self.analysis.depends
         return {step for value, steps in self.uses.items() if depends.get(value, 0) & bits for step in steps}
 
-    def passes(self, equation: Equation, index: int) -> bool:
-        """Whether along some axis the operand's mean goes on into the result."""
-        axes = range(len(equation.outputs[0].shape))
-        asked = [found for axis in axes if (found := self.requests(equation, axis)) is not None]
-        return any(isinstance(found[index], int) for found in asked)
-
     def _enter(self, equation: Equation) -> None:
         inner, body = self.plan.inner[equation]
         outputs = [self.of(value) for value in equation.outputs]
@@ -158,4 +142,4 @@ class Blindness:
                 axes = NONE  # the parameters of a body are its own matter
             else:
                 axes = inside[index] if not carried else outputs[carried.index(index)]
-            self._use(value, axes, found.blame(inner.program.inputs[index]))
+            self._use(value, axes)

@@ -15,7 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
+from jaxfold._algebra._dtype import compute_dtype
 from jaxfold._fold import _known as known
 from jaxfold._fold._affine import Affine, Quadratic
 from jaxfold._fold._known import Known
@@ -24,7 +26,9 @@ from jaxfold._fold._program import Equation, Value
 
 
 def less_mean(array: Any, axis: int) -> Any:
-    return array - jnp.mean(array, axis=axis, keepdims=True).astype(array.dtype)
+    """``P array``, rounded once."""
+    fine = array.astype(compute_dtype(np.dtype(array.dtype)))
+    return (fine - jnp.mean(fine, axis=axis, keepdims=True)).astype(array.dtype)
 
 
 def centred(affine: Affine, axis: int) -> Affine:

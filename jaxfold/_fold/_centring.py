@@ -20,8 +20,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from jaxfold._extend import line_of
 from jaxfold._fold._affine import Affine, Quadratic
+from jaxfold._fold._blame import blame
 from jaxfold._fold._blind import NONE, Blindness
 from jaxfold._fold._centred import MeanSquare, Recentred, Stored, Uncentred, centred
 from jaxfold._fold._emission import EmittedAffine
@@ -94,7 +94,7 @@ class Centring:
     def __init__(self, plan: Plan, unwanted: Iterable[Value] = (), wanted: set[Any] | None = None) -> None:
         self.plan, self.wanted = plan, wanted
         self.unwanted = set(unwanted)
-        self.top = Blindness(plan, [NONE] * len(plan.analysis.program.outputs))
+        self.top = Blindness(plan, [NONE] * len(plan.analysis.program.outputs), outermost=True)
         self.scopes = list(_scopes(self.top))
         self.readers = self._readers()
         self.nodes: dict[Value, Node] = {}
@@ -131,7 +131,7 @@ class Centring:
                 bits |= node.scope.analysis.depends.get(leaf, 0)
         return bits
 
-    def why_not(self, value: Value) -> str:
+    def why_not(self, value: Value, axis: int) -> str:
         """Why a norm's input keeps its mean."""
         if value in self.unwanted:
             return "the predicate left it out"
@@ -139,12 +139,8 @@ class Centring:
         if node is not None and node.stream is not None:
             return node.stream.refused
         for scope in self.scopes:
-            if value in scope.uses or value in scope.analysis.program.inputs:
-                who = scope.blame(value)
-                if isinstance(who, str):
-                    return f"its input keeps its mean, since {who}"
-                line = line_of(who.source)
-                return f"its input keeps its mean, which {who.name}{' in ' + line if line else ''} reads"
+            if value in scope.uses:
+                return blame(scope, value, axis)
         return ""
 
     def _readers(self) -> dict[int, set[tuple[Blindness, Value]]]:
@@ -185,13 +181,13 @@ class Centring:
         (axis,) = axes
         found = self._through(scope, value, axis)
         own = math.prod(value.shape) * scope.plan.repeat
-        if found is None or found.cost > own:
+        if found is None or found.cost > own or (found.cost == own and _widens(found)):
             whole = Node(scope, value, axis, "run", own=own, cost=own)
             if scope.analysis.is_known(value):
                 whole = self._stored(scope, value, axis) or whole
             elif found is None:
                 whole = self._emitted(scope, value, axis) or whole
-            found = whole if found is None or whole.cost < found.cost else found
+            found = whole if found is None or whole.cost <= found.cost else found
         self.nodes[value] = found
 
     def _through(self, scope: Blindness, value: Value, axis: int) -> Node | None:
@@ -221,8 +217,8 @@ class Centring:
 
     def _emitted(self, scope: Blindness, value: Value, axis: int) -> Node | None:
         """By a centred kernel, if the array is affine and its parameters are read for nothing else."""
-        abstract = scope.analysis.of(value)
-        if not isinstance(abstract, Affine) or axis not in abstract.free() or not abstract.terms:
+        abstract = self._affine(scope, value)
+        if abstract is None or axis not in abstract.free() or not abstract.terms:
             return None
         if value not in scope.plan.emitted:
             way = EmittedAffine(abstract)
@@ -234,6 +230,11 @@ class Centring:
             if not alone or grows or not scope.reading(bits) <= scope.exclusive(value):
                 return None
         return Node(scope, value, axis, "emitted")
+
+    def _affine(self, scope: Blindness, value: Value) -> Affine | None:
+        """The array in terms of what its last products read, were they to make something narrower or not."""
+        abstract = scope.analysis.of(value) if value in scope.plan.emitted else scope.analysis.opened(value)
+        return abstract if isinstance(abstract, Affine) else None
 
     def _enter(self, scope: Blindness, equation: Equation) -> None:
         """What goes into the program inside, what becomes of it there, and what comes out."""
@@ -338,9 +339,9 @@ class Centring:
             array = node.scope.analysis.of(value)
             return Stored(array, value.shape, node.axis) if isinstance(array, Known) else None
         if node.how == "emitted":
-            abstract = node.scope.analysis.of(value)
-            if not isinstance(abstract, Affine):
-                raise TypeError(abstract)
+            abstract = self._affine(node.scope, value)
+            if abstract is None:
+                raise TypeError(value)
             way = EmittedAffine(centred(abstract, node.axis))
             way.precision = (
                 emitted.precision if isinstance(emitted, EmittedAffine) else node.scope.plan.precision(value)
@@ -374,6 +375,13 @@ class Centring:
             if value not in scope.plan.emitted:
                 way = MeanSquare(stream_value, abstract) if isinstance(abstract, Quadratic) else Uncentred(stream_value)
                 scope.plan.centred[value] = way
+
+
+def _widens(node: Node) -> bool:
+    """Whether it is a copy in more digits of what is centred at run time: better afterwards than before."""
+    origin, dtypes = node.value.origin, {other.value.aval.dtype for other in node.operands if other.how == "run"}
+    widens = origin is not None and origin.name == "convert_element_type"
+    return widens and any(dtype.itemsize < node.value.aval.dtype.itemsize for dtype in dtypes)
 
 
 def _scopes(top: Blindness) -> Iterator[Blindness]:

@@ -23,7 +23,8 @@ class Fingerprints:
 
     def __init__(self, program: Program) -> None:
         self.inputs = {value: index for index, value in enumerate(program.inputs)}
-        self.memo: dict[int, bytes] = {}
+        # With the node itself, which must outlive its id.
+        self.memo: dict[int, tuple[Known | Value, bytes]] = {}
 
     def emitted(self, way: Emitted | Way) -> Any:
         """Of how an array is computed, as far as its coefficients go."""
@@ -50,10 +51,10 @@ class Fingerprints:
             elif missing := [below for below in _below(top) if id(below) not in self.memo]:
                 stack += missing
             else:
-                below = [self.memo[id(node)] for node in _below(top)]
+                below = [self.memo[id(node)][1] for node in _below(top)]
                 parts = [self._own(top).encode(), *below]
-                self.memo[id(top)] = below[0] if _moves_nothing(top) else hashlib.sha256(b"|".join(parts)).digest()
-        return self.memo[id(root)]
+                self.memo[id(top)] = top, below[0] if _moves_nothing(top) else hashlib.sha256(b"|".join(parts)).digest()
+        return self.memo[id(root)][1]
 
     def _own(self, node: Known | Value) -> str:
         if isinstance(node, Known):

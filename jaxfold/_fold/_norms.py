@@ -174,7 +174,11 @@ class _Norms:
     def _why_not(self, stream: Value | None, quadratic: Quadratic) -> str:
         if stream is None:
             return "" if quadratic.centring() else "it takes no mean away"
-        return "" if self.centring is None else self.centring.why_not(stream)
+        return "" if self.centring is None else self.centring.why_not(stream, self._axis(quadratic))
+
+    def _axis(self, quadratic: Quadratic) -> int:
+        """The one along which the mean is taken."""
+        return (quadratic.base.centred or quadratic).over[0]
 
     def _reductions(self, quadratic: Quadratic, stream: Value | None) -> tuple[int, int]:
         """Sums over the features of the norm's input: in the program, and in what is left of it."""

@@ -24,7 +24,7 @@ from jaxfold._fold._emission import EmittedAffine, EmittedQuadratic, output_dtyp
 from jaxfold._fold._fingerprint import Fingerprints
 from jaxfold._fold._groups import groups, norms_of, norms_read
 from jaxfold._fold._inner import Inner, inner_of
-from jaxfold._fold._program import Equation, Value
+from jaxfold._fold._program import Equation, Program, Value
 from jaxfold._fold._rules_arithmetic import is_sum_of_squares
 
 LAYOUT = {"reshape", "broadcast_in_dim", "transpose", "squeeze", "convert_element_type", "slice", "copy", "concatenate"}
@@ -74,11 +74,9 @@ class Plan:
                 self._decide(unit, fixed | others)
             else:
                 own = [b if k else None for b, k in zip(self._each(unit.equation), unit.known, strict=True)]
-                body = Analysis(unit.program, own)
+                options: dict[str, Any] = {"minimum_saving": minimum_saving, "wanted": wanted}
                 times = repeat * unit.repeat
-                plan = Plan(
-                    body, sizes, stays=fixed | others, repeat=times, minimum_saving=minimum_saving, wanted=wanted
-                )
+                plan = plan_of(unit.program, own, sizes, stays=fixed | others, repeat=times, **options)
                 self.inner[unit.equation] = unit, plan
 
     @property
@@ -86,6 +84,23 @@ class Plan:
         """How values are computed that are not computed as the program says."""
         contracted = {value: way for component in self.components for value, way in component.emitted.items()}
         return contracted | self.centred
+
+    @property
+    def saved(self) -> int:
+        """How many parameters fewer it takes."""
+        own = sum(c.before.parameters - c.after.parameters for c in self.components if c.pays)
+        return own + sum(plan.saved for _, plan in self.inner.values())
+
+    def in_vain(self) -> frozenset[Value]:
+        """The inputs of norms that are affine in something, where that does not pay."""
+        found: set[Value] = set()
+        for component in self.components:
+            for equation in () if component.pays else component.equations:
+                quadratic = self.analysis.of(equation.outputs[0])
+                if isinstance(quadratic, Quadratic) and quadratic.narrow():
+                    base = quadratic.base.centred.base if quadratic.base.centred else quadratic.base
+                    found |= {self.analysis.first[base]} if base in self.analysis.first else set()
+        return frozenset(found)
 
     def uncentred(self) -> None:
         """Forgets what streams were centred."""
@@ -234,6 +249,19 @@ class Plan:
                 tally.parameters |= self.analysis.depends.get(operand, 0)
                 stack.append(operand)
         return tally
+
+
+def plan_of(program: Program, given: list[int | None], sizes: list[tuple[int, int]], **options: Any) -> Plan:
+    """A plan; where contracting a norm does not pay, its scale and bias may still go into what reads it.
+
+    For that, its input is not to be taken apart any further: the program is analysed once more, with these inputs as
+    sources.
+    """
+    plan = Plan(Analysis(program, given), sizes, **options)
+    if not (cut := plan.in_vain()):
+        return plan
+    other = Plan(Analysis(program, given, cut), sizes, **options)
+    return other if other.saved > plan.saved else plan
 
 
 def _others(bits: list[int]) -> list[int]:

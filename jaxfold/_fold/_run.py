@@ -42,7 +42,11 @@ class Runner:
         self.kept = [
             index for index, value in enumerate(self.program.inputs) if self.is_known[index] and value in needed
         ]
-        self.stored = {value: way for value, way in self.emitted.items() if way.size}
+        # In the program's order, whatever order they were found in.
+        places = {value: index for index, value in enumerate(self.program.inputs)}
+        places |= {v: len(places) + e.index for e in self.program.equations for v in e.outputs}
+        with_any = [value for value, way in self.emitted.items() if way.size]
+        self.stored = {value: self.emitted[value] for value in sorted(with_any, key=places.__getitem__)}
         self.names: dict[Any, str] = {place: str(index) for index, place in enumerate((*self.stored, *self.inner))}
 
     def _reads(self, equation: Equation) -> set[Value]:

@@ -11,10 +11,9 @@ import numpy as np
 from jax import core
 
 from jaxfold._errors import DtypeError, ShapeError, StructureError
-from jaxfold._fold._analysis import Analysis
 from jaxfold._fold._centring import Centring
 from jaxfold._fold._norms import Norm, norms
-from jaxfold._fold._plan import Plan
+from jaxfold._fold._plan import plan_of
 from jaxfold._fold._program import Program
 from jaxfold._fold._run import Runner
 from jaxfold._tree._fold_report import FoldRow
@@ -39,7 +38,7 @@ class Trace:
         depends: list[int | None] = [*(1 << index for index in range(len(arrays))), *[None] * runtime]
         sizes = [(int(np.prod(s.shape)), _nbytes(s)) for s in self.shapes]
         saving, self.wanted = options["minimum_saving"], options.get("wanted")
-        self.plan = Plan(Analysis(program, depends), sizes, minimum_saving=saving, wanted=self.wanted)
+        self.plan = plan_of(program, depends, sizes, minimum_saving=saving, wanted=self.wanted)
         self._finish(set())
 
     def _finish(self, unwanted: set[Any]) -> None:

@@ -255,6 +255,7 @@ class Streams:
         width, tokens: of the streams.
         params: by name.
         parts: what was drawn, in words.
+        odd: how often what is unusual is drawn, of which several in one program leave little to be found.
         layers: while a layer is drawn that stands for several, how many.
         stacked: names of the parameters that hold one array for each of those.
     """
@@ -262,6 +263,7 @@ class Streams:
     rng: np.random.Generator
     width: int
     tokens: int
+    odd: float = 1.0
     params: dict[str, Any] = dataclasses.field(default_factory=dict)
     parts: list[str] = dataclasses.field(default_factory=list)
     layers: int = 0
@@ -286,8 +288,8 @@ class Streams:
         return options[int(self.rng.integers(len(options)))]
 
     def weighted(self, options: dict[str, float]) -> str:
-        """One of these names, noted."""
-        weights = np.array(list(options.values()), float)
+        """One of these names, noted; those of a weight below 1 are unusual."""
+        weights = np.array([often * self.odd if often < 1 else often for often in options.values()])
         return self.note(list(options)[int(self.rng.choice(len(options), p=weights / weights.sum()))])
 
     def note(self, name: str) -> str:
@@ -321,7 +323,8 @@ def activation(s: Streams) -> Callable[[Any], Any]:
 
 def standard(s: Streams, width: int, axis: int = -1) -> Part:
     """A norm, most often LayerNorm, of the features or of another axis of that width."""
-    kind = int(s.rng.choice(9, p=[0.18, 0.18, 0.1, 0.18, 0.04, 0.04, 0.04, 0.18, 0.06]))
+    often = np.array([4, 4, 2 * s.odd, 4, s.odd, s.odd, s.odd, 4, 2])
+    kind = int(s.rng.choice(len(often), p=often / often.sum()))
     epsilon = float(s.rng.choice([1e-6, 1e-3]))
     scale = s.parameter(width) if s.chance(0.7) else None
     bias = s.parameter(width) if s.chance(0.6) else None
@@ -726,26 +729,26 @@ def entrance(s: Streams, *, integer: bool, features: int) -> tuple[Part, str]:
 
 
 HEADS = {
-    "norm, head": 5,
+    "norm, head": 6,
     "norm": 1,
     "norm, mean, head": 1.5,
     "mean, norm, head": 1.5,
-    "sum, norm": 0.7,
+    "sum, norm": 1,
     "first, norm, head": 1.5,
     "norm, first, head": 1,
-    "norm, max": 0.7,
-    "max, norm": 0.3,
-    "differences, norm, head": 0.7,
-    "split": 0.5,
+    "norm, max": 1,
+    "max, norm": 1,
+    "differences, norm, head": 1,
+    "split": 1,
     "tied": 3,
-    "similarity": 0.5,
-    "two norms": 0.7,
-    "stream": 0.3,
-    "mean of the stream": 0.3,
-    "norm and its mean": 0.3,
-    "power": 0.2,
-    "head": 0.4,
-    "table beside": 0.7,
+    "similarity": 1,
+    "two norms": 1,
+    "stream": 1,
+    "mean of the stream": 1,
+    "norm and its mean": 1,
+    "power": 1,
+    "head": 1,
+    "table beside": 1,
 }
 
 
@@ -881,7 +884,7 @@ def two_streams(s: Streams) -> Part:
 def draw_stream(seed: int) -> Drawn:
     """A function with residual streams, of parameters, tokens or features, and a context."""
     rng = np.random.default_rng([seed, 1])
-    s = Streams(rng, width=int(rng.choice([4, 6, 8, 12])), tokens=int(rng.choice([3, 4, 6])))
+    s = Streams(rng, int(rng.choice([4, 6, 8, 12, 24])), int(rng.choice([3, 4, 6])), float(rng.choice([0.1, 1.0])))
     count, integer, features = s.tokens, s.chance(0.6), s.pick([3, 4, 8])
     mode = s.weighted({"batched": 6, "vmapped": 1, "single": 0.7, "ensemble": 0.7})
     start, table = entrance(s, integer=integer, features=features)

@@ -1,29 +1,82 @@
-"""Random programs: none comes out wrong, and enough of their norms are contracted."""
+"""Random programs: none comes out wrong, and enough of their norms are contracted or centred."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import jax
 import pytest
 
-from benchmarks.programs import examine
+from benchmarks.programs import Outcome, derivatives, examine, resized
+from jaxfold._fold._through import THROUGH
 
-CHUNKS, EACH = 5, 16
+CHUNKS, EACH = 3, 16
+STREAM_CHUNKS, STREAMS_EACH = 3, 8
 # Entries are about 1, but a program may multiply arrays and take differences: see the benchmark for a count of these.
 FLOAT64 = 1e-9
 
+pytestmark = pytest.mark.usefixtures("x64", "usual")
 
-@pytest.mark.usefixtures("x64", "usual")
+
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    """Every program runs once or twice: what takes longest is to compile."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def wrong(outcomes: list[Outcome]) -> list[tuple[int, float]]:
+    return [(o.seed, o.error) for o in outcomes if not o.error < FLOAT64]
+
+
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_random_programs(chunk: int) -> None:
     outcomes = [examine(seed) for seed in range(chunk * EACH, (chunk + 1) * EACH)]
-    assert [(o.seed, o.error) for o in outcomes if not o.error < FLOAT64] == []
+    assert wrong(outcomes) == []
     # Two of three over many programs; chunks of 20 differ.
-    norms, contracted = sum(o.norms for o in outcomes), sum(o.contracted for o in outcomes)
+    norms = sum(o.norms for o in outcomes)
     assert norms > 8
-    assert contracted >= 0.5 * norms
+    assert sum(o.count("contracted") for o in outcomes) >= 0.5 * norms
 
 
-@pytest.mark.usefixtures("x64", "usual")
+@pytest.mark.parametrize("chunk", range(STREAM_CHUNKS))
+def test_random_streams(chunk: int) -> None:
+    outcomes = [examine(seed, "streams") for seed in range(chunk * STREAMS_EACH, (chunk + 1) * STREAMS_EACH)]
+    assert wrong(outcomes) == []
+    # One of three over many programs.
+    norms = sum(o.norms for o in outcomes)
+    assert norms > 2 * STREAMS_EACH
+    assert sum(o.count("centred") for o in outcomes) >= 0.2 * norms
+    assert sum(o.weightless for o in outcomes) >= 0.1 * norms
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_derivatives(seed: int) -> None:
+    assert derivatives(seed, "streams") < FLOAT64
+
+
+def test_other_shapes() -> None:
+    """Right, or refused: NaN."""
+    errors = [error for seed in range(3) for error in resized(seed, "streams")]
+    assert not any(error >= FLOAT64 for error in errors)
+    assert any(error < FLOAT64 for error in errors)
+
+
 def test_control() -> None:
-    """The comparison fails where one coefficient is off by a millionth."""
-    errors = [examine(seed, spoil=1e-6) for seed in range(12)]
-    assert sum(o.error > FLOAT64 for o in errors if o.contracted) >= 4
+    """The comparison fails where one array of coefficients is off by a millionth."""
+    errors = [examine(seed, spoil=1e-6) for seed in range(8)]
+    assert sum(o.error > FLOAT64 for o in errors if o.count("contracted")) >= 4
+
+
+def test_control_of_streams() -> None:
+    errors = [examine(seed, "streams", spoil=1e-6) for seed in range(4)]
+    assert sum(o.error > FLOAT64 for o in errors if o.count("centred", "absorbed")) >= 2
+
+
+@pytest.mark.parametrize("name", ["tanh", "reduce_max"])
+def test_control_of_blindness(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails where an operation that is not linear is said to hand the mean on."""
+    monkeypatch.setitem(THROUGH, name, lambda equation, axis, is_constant: [axis])
+    assert len(wrong([examine(seed, "streams") for seed in range(4)])) >= 1

@@ -1,0 +1,63 @@
+"""What sees the mean of a value that would have to be blind."""
+
+from __future__ import annotations
+
+from jaxfold._extend import line_of
+from jaxfold._fold._blind import Blindness
+from jaxfold._fold._moments import moments
+from jaxfold._fold._program import Equation, Value
+
+RETURNED = "its input keeps its mean, since the function returns it"
+
+
+def blame(scope: Blindness, value: Value, axis: int) -> str:
+    """A sentence about the first operation that does, followed through all that hands the mean on; or nothing."""
+    stack, seen = [(scope, value, axis)], set()
+    while stack:
+        scope, value, axis = stack.pop()
+        if (value, axis) in seen or axis in scope.of(value):
+            continue
+        seen.add((value, axis))
+        for step in sorted(scope.uses.get(value, ()), key=_place):
+            if step is None:
+                return RETURNED if scope.outermost else "its input keeps its mean, which a loop or a remat returns"
+            if isinstance(step, Value):
+                return _said(step.origin)
+            if step in scope.inner:
+                inner, _ = scope.plan.inner[step]
+                body, entered = scope.inner[step], inner.program.inputs[step.inputs.index(value)]
+                if axis not in body.of(entered):
+                    stack.append((body, entered, axis))
+                else:
+                    stack += [(scope, output, axis) for output in step.outputs if output.shape == value.shape]
+                continue
+            handed_on = [
+                (scope, output, own)
+                for output in step.outputs
+                for own in range(len(output.shape))
+                if _asked(scope, step, own, value) == axis
+            ]
+            summed = any(
+                found.of is scope.analysis.root(value) for o in step.outputs for found in moments(scope.analysis, o)
+            )
+            if not handed_on and not summed:
+                return _said(step)
+            stack += handed_on
+    return ""
+
+
+def _asked(scope: Blindness, step: Equation, axis: int, value: Value) -> int | str | None:
+    asked = scope.requests(step, axis)
+    return None if asked is None else asked[step.inputs.index(value)]
+
+
+def _place(step: Equation | Value | None) -> int:
+    origin = step.origin if isinstance(step, Value) else step
+    return -1 if origin is None else origin.index
+
+
+def _said(equation: Equation | None) -> str:
+    if equation is None:
+        return ""
+    line = line_of(equation.source)
+    return f"its input keeps its mean, which {equation.name}{' in ' + line if line else ''} reads"
