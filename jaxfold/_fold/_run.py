@@ -112,8 +112,9 @@ class Runner:
         return (*own, *((inner.known, body.fingerprint) for inner, body in self.inner.values()))
 
     def emissions(self) -> set[Any]:
-        """The fingerprints of all that is emitted, here and in the programs inside."""
-        own = {self.plan.fingerprints.emitted(way) for way in self.stored.values()}
+        """The fingerprints of all that is emitted, before its mean is taken away and after, here and inside."""
+        contracted = [way for component in self.plan.components for way in component.emitted.values()]
+        own = {self.plan.fingerprints.emitted(way) for way in (*self.stored.values(), *contracted)}
         return own.union(*(body.emissions() for _, body in self.inner.values()))
 
     def check(self, blocks: Any, where: str = "contracted['blocks']") -> None:
