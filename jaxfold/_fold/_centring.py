@@ -325,10 +325,11 @@ class Centring:
                 stream.refused = "" if all(asked) else "it was not centred when the function was folded"
                 return
         if stream.cost >= stream.saved or stream.means > stream.norms:
+            times = stream.cost / max(stream.saved, 1)
+            numbers = "" if times == 1 else f", over {times:.2g} times the numbers"
             stream.refused = (
-                f"{stream.means} of what its input is made of cannot be centred beforehand, which would take as many "
-                f"means where {stream.norms} would be saved, over {stream.cost / max(stream.saved, 1):.3g} times the "
-                "numbers"
+                f"without its mean, its input would take {stream.means} at run time where {stream.norms} would be saved"
+                f"{numbers}: a part of it is no product with parameters that only it reads"
             )
 
     def _way(self, node: Node) -> Any:

@@ -1,8 +1,8 @@
 """fold: a function and its parameters as a function of fewer.
 
 The function is traced once. What is known of every array (see ``_affine.py``) tells which of them are affine in
-something narrower; those that are cheaper so (``_plan.py``) are computed from there, and everything else as the
-function says.
+something narrower; those that are cheaper so (``_plan.py``) are computed from there. Of what is left, streams that only
+norms read lose their mean (``_centring.py``). Everything else is computed as the function says.
 
 Source: design of record, section 6.
 """
@@ -25,7 +25,7 @@ from jaxfold._tree._fold_report import FoldReport, FoldRow
 
 
 class Folded:
-    """A function whose norms are contracted: made by :func:`jaxfold.fold`.
+    """A function whose norms are contracted or cheaper: made by :func:`jaxfold.fold`.
 
     ``apply(contract(params), *inputs)`` is ``fn(params, *inputs)``, to rounding. All three functions are pure.
 
@@ -138,24 +138,26 @@ def fold(
     minimum_saving: float = 0.0,
     strict: bool = False,
 ) -> Folded:
-    """Finds every norm in a function and contracts those that pay.
+    """Finds every norm in a function and makes it as cheap as it can be without approximation.
 
     A transform in the family of ``jit`` and ``grad``: it reads the function's jaxpr, so any JAX code will do. Nothing
-    is recognised by its spelling; see the report for what was found, and why what was left alone was.
+    is recognised by its spelling. A norm of something narrower is contracted, if that pays. Of other LayerNorms the
+    mean is taken out of whatever writes their input, so that they become RMSNorms; scale and bias go into what reads a
+    norm. See the report for what was found, and why what was left alone was.
 
     Args:
         fn: ``fn(params, *inputs)``, pure, of arrays in any trees.
         params: the parameters: what is known when contracting. Arrays or ``jax.ShapeDtypeStruct``.
         *inputs: example inputs, likewise; their values do not matter.
-        where: which norms to contract, by their row in the report. By default all that pay.
-        minimum_saving: the share of a block's parameters, net of what has to stay, that must be saved.
-        strict: whether a norm that is not contracted is an error.
+        where: which norms to change, by their row in the report. By default all.
+        minimum_saving: the share of a block's parameters, net of what has to stay, that contracting must save.
+        strict: whether a norm that is left alone is an error.
 
     Returns:
         A :class:`Folded`: ``contract``, ``contract_traced``, ``apply`` and ``report``.
 
     Raises:
-        NotFoldedError: for the first norm that is not contracted, if ``strict``; with its line and the reason.
+        NotFoldedError: for the first norm that is left alone, if ``strict``; with its line and the reason.
         OptionError: if an option is not accepted.
 
     Example:
@@ -182,7 +184,7 @@ def fold(
         for row in rows:
             if row.decision == "skipped":
                 raise NotFoldedError(
-                    row.source, f"a norm of width {row.width} that is not contracted", "one that is", row.reason
+                    row.source, f"a norm of width {row.width} that is left alone", "one that is not", row.reason
                 )
     kept = [trace.plan.sizes[index] for index in trace.runner.kept]
     added = trace.runner.size()

@@ -778,7 +778,8 @@ def readout(s: Streams, table: str) -> Part:
             read = jax.checkpoint(jnp.tanh)(mean) if s.width % 4 else mean
             return (h - mean) * jax.lax.rsqrt(h.var(-1, keepdims=True) + 1e-3), read
         if kind == "mean of another axis":
-            square = h[..., : min(h.shape[-2:]), :][..., : min(h.shape[-2:])] if h.shape[-2] != h.shape[-1] else h
+            n = min(h.shape[-2:])
+            square = h[..., :n, :n]
             return norm(p, h, c), square - square.mean(-1)[..., None, :]
         if kind == "power":
             return norm(p, h, c), jnp.sqrt(jnp.mean(h * h, -1))
