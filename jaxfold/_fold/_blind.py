@@ -27,6 +27,7 @@ class Blindness:
     """The axes along which each value of one program is blind.
 
     Attributes:
+        emitted: what was contracted.
         steps: what remains of the program after what was contracted.
         inner: the same of the programs inside.
         outermost: whether it is the whole function.
@@ -37,7 +38,7 @@ class Blindness:
         self.inner: dict[Equation, Blindness] = {}
         self._axes: dict[Value, Axes] = {}
         self._inside: dict[tuple[Value, Value], Axes] = {}  # of a moment: the axes of that of which it is one
-        emitted = plan.emitted
+        self.emitted = emitted = plan.emitted
         self.steps: list[Step] = schedule(
             self.analysis.program, emitted, lambda value: emitted[value].values(), lambda equation: equation.inputs
         )[0]
@@ -99,7 +100,7 @@ class Blindness:
         """What reads each value; None is the caller."""
         found: dict[Value, set[Step | None]] = {}
         for step in self.steps:
-            for value in self.plan.emitted[step].values() if isinstance(step, Value) else step.inputs:
+            for value in self.emitted[step].values() if isinstance(step, Value) else step.inputs:
                 found.setdefault(value, set()).add(step)
         for value in self.analysis.program.outputs:
             found.setdefault(value, set()).add(None)
