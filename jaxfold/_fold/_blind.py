@@ -43,11 +43,11 @@ class Blindness:
             self.analysis.program, emitted, lambda value: emitted[value].values(), lambda equation: equation.inputs
         )[0]
         for value, axes in zip(self.analysis.program.outputs, outputs, strict=True):
-            self._use(value, axes)
+            self._see(value, axes)
         for step in reversed(self.steps):
             if isinstance(step, Value):
                 for value in emitted[step].values():
-                    self._use(value, NONE)
+                    self._see(value, NONE)
             elif step in plan.inner:
                 self._enter(step)
             else:
@@ -70,6 +70,11 @@ class Blindness:
 
     def _use(self, value: Value, axes: Axes) -> None:
         self._axes[value] = self._axes.get(value, axes) & axes
+
+    def _see(self, value: Value, axes: Axes) -> None:
+        """A use that is no norm's: if the value is a moment of another, it sees the mean of that."""
+        self._use(value, axes)
+        self._inside |= {(value, own.of): NONE for own in moments(self.analysis, value)}
 
     def _read(self, equation: Equation) -> None:
         """Two ways to be blind: as what a norm takes moments of, and as what is handed on."""
@@ -139,8 +144,10 @@ class Blindness:
             outputs[: len(carried)] = now
         self.inner[equation] = found
         for index, value in enumerate(equation.inputs):
+            if inner.known[index] and inner.program.inputs[index] not in found.uses:
+                continue
             if inner.known[index] or (isinstance(inner, Scan) and index not in carried):
                 axes = NONE  # the parameters of a body are its own matter
             else:
                 axes = inside[index] if not carried else outputs[carried.index(index)]
-            self._use(value, axes)
+            self._see(value, axes)

@@ -7,7 +7,7 @@ over. Everything else that holds a jaxpr (cond, while, custom derivatives) is le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -25,8 +25,13 @@ class Runs(Protocol):
     """What an inner program needs of the runner of its body."""
 
     kept: list[int]
+    names: dict[Any, str]
 
-    def contract(self, parameters: Sequence[Any], xp: Any) -> Any: ...
+    def contract(self, parameters: Sequence[Any], xp: Any, only: Container[str] | None = None) -> Any: ...
+
+    def made_of(self, inputs: Container[int]) -> set[str]: ...
+
+    def size(self, names: Container[str] | None = None) -> tuple[int, int]: ...
 
     def apply(self, kept: Sequence[Any], coefficients: Any, inputs: Sequence[Any]) -> list[Any]: ...
 
@@ -39,7 +44,7 @@ class Inner:
         jaxpr = equation.params["jaxpr"]
         self.program = Program(jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ()))
         self.known = [is_known(value) for value in equation.inputs]
-        self.repeat, self.stacks = 1, False
+        self.repeat = 1
         self.centred: dict[int, int] = {}  # inputs whose mean is taken away on entering, and along which axis
 
     def enter(self, index: int, array: Any) -> Any:
@@ -49,6 +54,10 @@ class Inner:
     def contract(self, body: Runs, parameters: Sequence[Any], xp: Any) -> Any:
         """The coefficients; ``parameters`` are the known inputs."""
         return body.contract(parameters, xp)
+
+    def size(self, body: Runs) -> tuple[int, int]:
+        """Entries and bytes of the coefficients."""
+        return body.size()
 
     def apply(self, body: Runs, kept: Sequence[Any], coefficients: Any, inputs: Sequence[Any]) -> list[Any]:
         params = self.equation.params
@@ -66,21 +75,29 @@ class Scan(Inner):
         self.carried = range(params["num_consts"], params["num_consts"] + params["num_carry"])
         self.scanned = range(self.carried.stop, len(equation.inputs))
         self.known = [known and index not in self.carried for index, known in enumerate(self.known)]
-        self.stacks = any(self.known[index] for index in self.scanned)
 
     def contract(self, body: Runs, parameters: Sequence[Any], xp: Any) -> Any:
         """Of each layer, stacked; of the constants alone, once."""
-        if not self.stacks:
-            return body.contract(parameters, xp)
+        stacked = body.made_of(self.scanned)
         layered = [index in self.scanned for index, known in enumerate(self.known) if known]
+
+        def layer(index: int, only: set[str]) -> Any:
+            arrays = [a[index] if own else a for a, own in zip(parameters, layered, strict=True)]
+            return body.contract(arrays, xp, only)
+
+        once = layer(0, set(body.names.values()) - stacked)
+        if not stacked:
+            return once
         if xp is not np:
-            axes = [0 if layer else None for layer in layered]
-            return jax.vmap(lambda *arrays: body.contract(arrays, xp), axes)(*parameters)
-        layers = [
-            body.contract([a[index] if layer else a for a, layer in zip(parameters, layered, strict=True)], xp)
-            for index in range(self.repeat)
-        ]
-        return jax.tree.map(lambda *arrays: np.stack(arrays), *layers)
+            axes = [0 if own else None for own in layered]
+            return once | jax.vmap(lambda *arrays: body.contract(arrays, xp, stacked), axes)(*parameters)
+        layers = [layer(index, stacked) for index in range(self.repeat)]
+        return once | jax.tree.map(lambda *arrays: np.stack(arrays), *layers)
+
+    def size(self, body: Runs) -> tuple[int, int]:
+        stacked = body.made_of(self.scanned)
+        once, layer = body.size(set(body.names.values()) - stacked), body.size(stacked)
+        return once[0] + self.repeat * layer[0], once[1] + self.repeat * layer[1]
 
     def apply(self, body: Runs, kept: Sequence[Any], coefficients: Any, inputs: Sequence[Any]) -> list[Any]:
         params = self.equation.params
@@ -88,14 +105,16 @@ class Scan(Inner):
         runtime = [index for index, known in enumerate(self.known) if not known]
         arrays |= dict(zip(runtime, inputs, strict=True))
         over = {index: array for index, array in arrays.items() if index in self.scanned}
-        layers = coefficients if self.stacks else {}
+        stacked = body.made_of(self.scanned)
+        layers = {name: own for name, own in coefficients.items() if name in stacked}
+        once = {name: own for name, own in coefficients.items() if name not in stacked}
 
         def step(carry: Any, slices: Any) -> Any:
             own, layer = slices
             now = {**arrays, **dict(zip(self.carried, carry, strict=True)), **own}
             outputs = body.apply(
                 [now[index] for index in body.kept],
-                layer if self.stacks else coefficients,
+                once | layer,
                 [now[index] for index in runtime],
             )
             return tuple(outputs[: len(self.carried)]), tuple(outputs[len(self.carried) :])
@@ -115,7 +134,7 @@ def inner_of(equation: Equation, is_known: Callable[[Value], bool]) -> Inner | N
     """The program inside, if it is one that may be entered."""
     if equation.source.effects:
         return None
-    if equation.name == "scan":
+    if equation.name == "scan" and equation.params["length"]:
         return Scan(equation, is_known)
     if equation.name in REMAT and not equation.params.get("differentiated"):
         return Inner(equation, is_known)

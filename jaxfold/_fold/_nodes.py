@@ -23,7 +23,7 @@ from jaxfold._fold._affine import Affine
 from jaxfold._fold._blind import Blindness
 from jaxfold._fold._emission import EmittedAffine
 from jaxfold._fold._inner import Scan
-from jaxfold._fold._program import Equation, Value
+from jaxfold._fold._program import Equation, Value, inputs_behind
 from jaxfold._fold._through import ZERO
 
 
@@ -87,7 +87,7 @@ class Nodes:
                 if isinstance(step, Equation) and step not in scope.plan.inner:
                     read |= set(step.inputs)
             for value in read:
-                for leaf in _inputs_behind(value) if depends.get(value) else ():
+                for leaf in inputs_behind(value) if depends.get(value) else ():
                     for bit in _bits(depends.get(leaf, 0)):
                         found.setdefault(bit, set()).add((scope, leaf))
         return found
@@ -98,7 +98,7 @@ class Nodes:
         if not bits or any(len(self.readers.get(bit, ())) > 1 for bit in _bits(bits)):
             return False
         exclusive = scope.exclusive(value)
-        return value.origin is None or all(scope.uses.get(leaf, set()) <= exclusive for leaf in _inputs_behind(value))
+        return value.origin is None or all(scope.uses.get(leaf, set()) <= exclusive for leaf in inputs_behind(value))
 
     def _forward(self, scope: Blindness) -> None:
         """A node for every blind value, in the program's order."""
@@ -227,23 +227,6 @@ def _scopes(top: Blindness) -> Iterator[Blindness]:
     yield top
     for inner in top.inner.values():
         yield from _scopes(inner)
-
-
-def _inputs_behind(value: Value) -> set[Value]:
-    """The inputs of the program that a value is computed from."""
-    seen: set[Value] = set()
-    found: set[Value] = set()
-    stack = [value]
-    while stack:
-        top = stack.pop()
-        if top in seen:
-            continue
-        seen.add(top)
-        if top.origin is None:
-            found.add(top)
-        else:
-            stack += top.origin.inputs
-    return found
 
 
 def _bits(bits: int) -> Iterator[int]:

@@ -104,3 +104,20 @@ def _is_plain_call(source: Any) -> bool:
         return False
     placed = (*source.params.get("in_shardings", ()), *source.params.get("out_shardings", ()))
     return not any(isinstance(sharding, jax.sharding.Sharding) for sharding in placed)
+
+
+def inputs_behind(value: Value) -> set[Value]:
+    """The inputs of the program that a value is computed from."""
+    seen: set[Value] = set()
+    found: set[Value] = set()
+    stack = [value]
+    while stack:
+        top = stack.pop()
+        if top in seen:
+            continue
+        seen.add(top)
+        if top.origin is None:
+            found.add(top)
+        else:
+            stack += top.origin.inputs
+    return found

@@ -61,6 +61,8 @@ def _less_mean(array: Affine, mean: Affine, sign: float, unit: float) -> Sum | N
     total = mean.sum_of
     if total is None or total.base is not array:
         return None
+    if any(own not in (None, axis) for axis, own in enumerate(total.axes)):
+        return None  # the mean over one axis of a square array, taken from another
     width = math.prod(array.shape[axis] for axis in total.over)
     return total if abs(sign * total.factor * width + 1) <= 16 * unit else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from jaxfold._fold._centred import Stored
 from jaxfold._fold._emission import EmittedAffine, output_dtype
 from jaxfold._fold._known import Known
 from jaxfold._fold._plan import Plan
-from jaxfold._fold._program import Equation, Value
+from jaxfold._fold._program import Equation, Value, inputs_behind
 from jaxfold._fold._schedule import schedule
 
 
@@ -31,10 +31,11 @@ class Runner:
         self.plan, self.program = plan, plan.analysis.program
         self.is_known = [bits is not None for bits in plan.analysis.given]
         self.emitted = plan.emitted
+        inside = {equation: (inner, Runner(body)) for equation, (inner, body) in plan.inner.items()}
         self.inner = {
-            equation: (inner, Runner(body))
-            for equation, (inner, body) in plan.inner.items()
-            if body.contracts or inner.centred
+            equation: (inner, body)
+            for equation, (inner, body) in inside.items()
+            if body.plan.contracts or inner.centred or len(body.kept) < sum(inner.known)
         }
         self.steps, needed = schedule(
             self.program, self.emitted, lambda value: self.emitted[value].values(), self._reads
@@ -55,8 +56,8 @@ class Runner:
         inner, body = self.inner[equation]
         return {v for i, v in enumerate(equation.inputs) if not inner.known[i] or i in body.kept}
 
-    def contract(self, parameters: Sequence[Any], xp: Any) -> dict[str, Any]:
-        """The coefficients of all that is emitted, by name; NumPy float64 or traced JAX arrays."""
+    def contract(self, parameters: Sequence[Any], xp: Any, only: Container[str] | None = None) -> dict[str, Any]:
+        """The coefficients of all that is emitted, or of some, by name; NumPy float64 or traced JAX arrays."""
         given = [value for value, is_known in zip(self.program.inputs, self.is_known, strict=True) if is_known]
         environment = dict(zip(given, parameters, strict=True))
         memo: dict[int, Any] = {}
@@ -71,8 +72,14 @@ class Runner:
         def compute(node: Known) -> Any:
             return known.evaluate(node, xp, leaf, memo)
 
-        found = {self.names[value]: way.coefficients(xp, compute) for value, way in self.stored.items()}
+        def asked(place: Value | Equation) -> bool:
+            return only is None or self.names[place] in only
+
+        stored = {value: way for value, way in self.stored.items() if asked(value)}
+        found = {self.names[value]: way.coefficients(xp, compute) for value, way in stored.items()}
         for equation, (inner, body) in self.inner.items():
+            if not asked(equation):
+                continue
             arrays = [read(value) for value, is_known in zip(inner.inputs, inner.known, strict=True) if is_known]
             found[self.names[equation]] = inner.contract(body, arrays, xp)
         return found
@@ -95,14 +102,31 @@ class Runner:
                 found[name] = self.inner[place][1].dtypes(tree)
         return found
 
-    def size(self) -> tuple[int, int]:
-        """Entries and bytes of all coefficients."""
-        entries = [(way.size, self._dtype(value).itemsize) for value, way in self.stored.items()]
+    def size(self, names: Container[str] | None = None) -> tuple[int, int]:
+        """Entries and bytes of all coefficients, or of those of these names."""
+        entries = [
+            (way.size, self._dtype(value).itemsize)
+            for value, way in self.stored.items()
+            if names is None or self.names[value] in names
+        ]
         total = [sum(n for n, _ in entries), sum(n * size for n, size in entries)]
-        for inner, body in self.inner.values():
-            times = inner.repeat if inner.stacks else 1
-            total = [own + times * more for own, more in zip(total, body.size(), strict=True)]
+        for equation, (inner, body) in self.inner.items():
+            if names is None or self.names[equation] in names:
+                total = [own + more for own, more in zip(total, inner.size(body), strict=True)]
         return total[0], total[1]
+
+    def made_of(self, inputs: Container[int]) -> set[str]:
+        """The names of the coefficients that depend on any of these inputs of the program."""
+        places = {value: index for index, value in enumerate(self.program.inputs)}
+
+        def reached(values: Iterable[Value]) -> bool:
+            return any(places[leaf] in inputs for v in values for leaf in inputs_behind(v) if leaf in places)
+
+        found = {self.names[value] for value, way in self.stored.items() if reached(way.leaves())}
+        for equation, (inner, _) in self.inner.items():
+            known_ones = [value for value, is_known in zip(inner.inputs, inner.known, strict=True) if is_known]
+            found |= {self.names[equation]} if reached(known_ones) else set()
+        return found
 
     @functools.cached_property
     def fingerprint(self) -> tuple[Any, ...]:
