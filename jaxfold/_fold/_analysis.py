@@ -17,6 +17,7 @@ LIBRARY = (_rules_arithmetic, _rules_layout, _rules_sums)  # imported for the ru
 ENTRY_BY_ENTRY = {
     *("add", "sub", "mul", "div", "max", "min", "pow", "integer_pow", "square", "sqrt", "rsqrt", "cbrt", "neg", "abs"),
     *("exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf", "sign", "convert_element_type", "copy"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "is_finite", "select_n", "clamp", "rem", "floor"),
 }
 
 
@@ -95,6 +96,8 @@ class Analysis:
                 self.first.setdefault(result, equation.outputs[0])
             if result is None and equation.name in ENTRY_BY_ENTRY:
                 self._repeats(equation)
+            elif result is None and equation.name == "broadcast_in_dim":
+                self._spreads(equation)
         else:
             self.abstract |= dict.fromkeys(equation.outputs)
 
@@ -114,6 +117,17 @@ class Analysis:
         for value in equation.inputs:
             if value.shape:
                 axes &= self.constant_along(value) | {axis for axis, size in enumerate(value.shape) if size == 1}
+        if axes:
+            self.constant[output] = frozenset(axes)
+
+    def _spreads(self, equation: Equation) -> None:
+        """The same where an opaque array is repeated: along new axes, and those along which it was constant."""
+        operand, output = equation.inputs[0], equation.outputs[0]
+        axes = {axis for axis, size in enumerate(output.shape) if size != 1}
+        constant = self.constant_along(operand)
+        for own, axis in enumerate(equation.params["broadcast_dimensions"]):
+            if operand.shape[own] != 1 and own not in constant:
+                axes.discard(axis)
         if axes:
             self.constant[output] = frozenset(axes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxfold._extend import line_of
 from jaxfold._fold._blind import Blindness
-from jaxfold._fold._moments import moments
+from jaxfold._fold._moments import Moment, moments
 from jaxfold._fold._program import Equation, Value
 
 RETURNED = "its input keeps its mean, since the function returns it"
@@ -37,12 +37,33 @@ def blame(scope: Blindness, value: Value, axis: int) -> str:
                 for own in range(len(output.shape))
                 if _asked(scope, step, own, value) == axis
             ]
-            summed = any(
-                found.of is scope.analysis.root(value) for o in step.outputs for found in moments(scope.analysis, o)
-            )
-            if not handed_on and not summed:
+            root = scope.analysis.root(value)
+            if found := _moments(scope, step, root):
+                said = [_inside(scope, each.value, root) for each in found if not each.invariant]
+                if any(said):
+                    return next(filter(None, said))
+                continue
+            if not handed_on:
                 return _said(step)
             stack += handed_on
+    return ""
+
+
+def _moments(scope: Blindness, step: Equation, root: Value) -> list[Moment]:
+    return [each for output in step.outputs for each in moments(scope.analysis, output) if each.of is root]
+
+
+def _inside(scope: Blindness, value: Value, root: Value) -> str:
+    """Who else reads a moment."""
+    stack = [value]
+    while stack:
+        for step in sorted(scope.uses.get(stack.pop(), ()), key=_place):
+            if not isinstance(step, Equation):
+                return RETURNED if step is None else _said(step.origin)
+            found = _moments(scope, step, root)
+            if not found:
+                return _said(step)
+            stack += [each.value for each in found if not each.invariant]
     return ""
 
 
