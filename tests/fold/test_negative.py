@@ -93,7 +93,7 @@ ALONE = {
         lambda p, x: jnp.where(x[:, :1] > 0, layer_norm(up(p, x)), up(p, x)) @ p["W"], ""
     ),
     "select before the norm": Alone(
-        lambda p, x: layer_norm(jnp.where(x[:, :1] > 0, up(p, x), 2.0 * up(p, x))) @ p["W"], "no affine map"
+        lambda p, x: layer_norm(jnp.where(x[:, :1] > 0, up(p, x), 2.0 * up(p, x))) @ p["W"], "", "centred"
     ),
     "product of two runtime arrays": Alone(lambda p, x: layer_norm(up(p, x) * (x @ p["A"])) @ p["W"], "no affine map"),
     "masked": Alone(masked, "mask"),
