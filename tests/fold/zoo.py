@@ -216,7 +216,7 @@ class GptNnx(nnx.Module):
         self.embed = nnx.Embed(VOCABULARY, WIDTH, rngs=rngs)
         cast(Any, self.embed).dtype = None  # that of its table, also where this is another than it was made with
         self.position_table = nnx.Param(jnp.zeros((TOKENS, WIDTH)))
-        self.blocks = nnx.List([BlockNnx(rngs) for _ in range(LAYERS)])
+        self.blocks = getattr(nnx, "List", list)([BlockNnx(rngs) for _ in range(LAYERS)])
         self.ln = nnx.LayerNorm(WIDTH, rngs=rngs)
 
     def __call__(self, tokens: Any) -> Any:
