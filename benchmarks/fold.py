@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -120,7 +121,8 @@ def main() -> None:
             contracted = folded.contract(params)
             before, after = folded.report.parameters
             saved = f"{before:,} → {after:,} parameters ({1 - after / before:.0%} fewer)"
-            saved += f", {len(folded.report.contracted)} of {len(folded.report.rows)} norms"
+            decisions = Counter(row.decision for row in folded.report.rows)
+            saved += ", norms: " + ", ".join(f"{count} {decision}" for decision, count in decisions.items())
             rows.append(_row(batch, model.apply, params, folded.apply, contracted, inputs, options.rounds, seconds))
         show(f"{name}: {saved}", COLUMNS, rows, markdown=options.markdown)
     columns = ("pre-LN layers", "fold / make_jaxpr", f"at most {BAR}", "equations", "ms, indicative: fold, make_jaxpr")
