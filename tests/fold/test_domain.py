@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxfold._fold import _known as known
-from jaxfold._fold._affine import Affine, Quadratic, Square
+from jaxfold._fold._affine import Affine, Quadratic, Square, Sum
 from jaxfold._fold._analysis import Analysis
 from jaxfold._fold._program import Program, Value
 from tests.fold.programs import draw
@@ -73,6 +73,29 @@ def quadratic_value(quadratic: Quadratic, environment: dict[Value, Any], memo: d
     )
 
 
+def laid_out(total: Sum, environment: dict[Value, Any], memo: dict[int, Any], shape: tuple[int, ...]) -> np.ndarray:
+    """``factor · Σ base``, along the axes that are said to be the sum's."""
+    summed = total.factor * affine_value(total.base, environment, memo).sum(total.over, keepdims=True)
+    order = [axis for axis in total.axes if axis is not None]
+    dropped = tuple(axis for axis in range(summed.ndim) if axis not in order)
+    moved = np.squeeze(summed, dropped).transpose([sorted(order).index(axis) for axis in order])
+    return np.broadcast_to(moved.reshape([1 if a is None else summed.shape[a] for a in total.axes]), shape)
+
+
+def remembered(abstract: Any, truth: np.ndarray, environment: dict[Value, Any], memo: dict[int, Any]) -> None:
+    """What an array is said to be the sum of, or to have lost the mean of, or to be a part of."""
+    size = max(1.0, float(np.abs(truth).max()))
+    if isinstance(abstract, Affine) and abstract.sum_of is not None:
+        claimed = laid_out(abstract.sum_of, environment, memo, truth.shape)
+        assert np.abs(claimed - truth).max() < FLOAT64 * size
+    if isinstance(abstract, Affine) and abstract.centred is not None:
+        base = affine_value(abstract.centred.base, environment, memo)
+        claimed = base - base.mean(abstract.centred.over, keepdims=True)
+        assert np.abs(claimed - truth).max() < FLOAT64 * size
+    if isinstance(abstract, Square) and abstract.total is not None:
+        assert np.abs(quadratic_value(abstract.total, environment, memo) - truth).max() < FLOAT64 * size
+
+
 def check(function: Any, params: Any, x: Any) -> tuple[int, int]:
     """How many affine and quadratic arrays there were; all are as the domain says."""
     flat = jax.tree.leaves(params)
@@ -93,6 +116,7 @@ def check(function: Any, params: Any, x: Any) -> tuple[int, int]:
                 affine = abstract.base if isinstance(abstract, Square) else abstract
                 claimed = affine_value(affine, environment, memo)
                 claimed = claimed**2 if isinstance(abstract, Square) else claimed
+            remembered(abstract, truth, environment, memo)
             counts[isinstance(abstract, Quadratic)] += 1
             assert claimed.shape == truth.shape, equation.name
             size = max(1.0, float(np.abs(truth).max()))
@@ -136,6 +160,10 @@ CASES = {
     "negated": lambda p, x: -(-(x @ p["W"]) + p["C"]),
     "constant mask": lambda p, x: (x @ p["W"]) * jnp.array([1.0, 0, 1, 0, 1, 1]),
     "zeros added": lambda p, x: (x @ p["W"]) - jnp.zeros((3, 5, 1)) + jnp.full((3, 5, 6), 2.0),
+    "sum over what only repeats": lambda p, x: jnp.repeat((x @ p["W"] + p["C"])[..., None], 5, -1).sum(-1),
+    "mean of a source": lambda p, x: (h := jnp.tanh(x)) - h.mean(-1, keepdims=True) + h.sum(0) / 3,
+    "mean of another axis": lambda p, x: (h := jnp.tanh(x[:, :4])) - h.mean(-1)[:, None, :],
+    "square of a mean of tokens": lambda p, x: (jnp.tanh(x).mean(1) ** 2).sum(-1) - jnp.tanh(x).mean(1).mean(-1) ** 2,
     "scalar from the inputs": lambda p, x: (x @ p["W"] - x.mean()) * jnp.exp(x[0, 0, 0]),
 }
 
