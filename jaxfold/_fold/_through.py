@@ -171,8 +171,7 @@ def _gather(equation: Equation, axis: int, is_constant: IsConstant) -> list[Requ
         return None
     gone = {*numbers.collapsed_slice_dims, *getattr(numbers, "operand_batching_dims", ())}
     own = [dim for dim in range(len(table)) if dim not in gone][numbers.offset_dims.index(axis)]
-    whole = sizes[own] == table[own] and own not in numbers.start_index_map
-    return [own, KEEP] if whole else None
+    return [own, KEEP] if sizes[own] == table[own] else None  # wherever it starts: a whole row, or what stands for it
 
 
 @through("reduce_sum")

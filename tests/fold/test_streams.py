@@ -98,6 +98,9 @@ HANDED_ON: dict[str, Function] = {
     "sinusoids": lambda p, x: writer(p, x) + writer(p, -x) + jnp.sin(jnp.arange(TOKENS * WIDTH).reshape(TOKENS, WIDTH)),
     "lookup": lambda p, x: p["T"][ids(x)],
     "lookup, filled": lambda p, x: jnp.take(p["T"], ids(x), axis=0, mode="fill", fill_value=0),
+    "lookup, vmapped": lambda p, x: jax.vmap(jax.vmap(lambda i: jax.lax.dynamic_slice(p["T"], (i, 0), (1, WIDTH))[0]))(
+        ids(x)
+    ),
     "one hot": lambda p, x: jax.nn.one_hot(ids(x), 9) @ p["T"],
     "layer scale": lambda p, x: p["g"] * writer(p, x),
     "layer scale behind a narrowing product": lambda p, x: p["g"] * (jnp.tanh(x @ p["U"] + p["u"]) @ p["V"]),
