@@ -330,3 +330,23 @@ def test_control() -> None:
     name = next(key for key, block in contracted["blocks"].items() if block["kernel"].shape == (INPUTS, WIDTH))
     contracted["blocks"][name]["kernel"] = params["A"]
     assert difference(folded.apply(contracted, X), fn(params, X)) > 1e3 * FLOAT64
+
+
+@pytest.mark.parametrize("centring", [False, True])
+def test_other_parameters_for_other_sizes(centring: bool) -> None:
+    """A function may read another parameter for another batch: then the coefficients are not those that it needs."""
+    params = weights(A=(4, 64), a=(64,), W=(64, 3), V=(64, 3), **{"wide": (12, 8), "other": (12, 8)})
+
+    def fn(p: Any, x: Any) -> Any:
+        many = x.shape[0] > 3
+        if centring:
+            return jnp.tanh(layer_norm(jnp.tanh(x) @ (p["wide"] if many else p["other"])))
+        return layer_norm(x[:, :4] @ p["A"] + p["a"]) @ (p["W"] if many else p["V"])
+
+    x = RNG.normal(size=(7, 12))
+    folded = check(fn, params, x)
+    contracted = folded.contract(params)
+    assert decisions(folded) == ["centred" if centring else "contracted"]
+    assert folded.apply(contracted, x[:5]).shape[0] == 5
+    with pytest.raises(jaxfold.ShapeError, match="folds otherwise"):
+        folded.apply(contracted, x[:2])
