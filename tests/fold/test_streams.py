@@ -22,7 +22,7 @@ X = RNG.normal(size=(2, TOKENS, INPUTS))
 SHAPES = {
     "A": (INPUTS, WIDTH), "a": (WIDTH,), "W": (WIDTH, 3), "S": (WIDTH, WIDTH), "T": (9, WIDTH), "P": (10, WIDTH),
     "c": (1, 1, WIDTH), "g": (WIDTH,), "C": (2, INPUTS, WIDTH), "D": (2, 1, WIDTH), "M": (TOKENS, TOKENS),
-    "U": (INPUTS, 20), "u": (20,), "V": (20, WIDTH), "E": (INPUTS, WIDTH),
+    "U": (INPUTS, 20), "u": (20,), "V": (20, WIDTH), "E": (INPUTS, WIDTH), "h": (INPUTS, 4), "H": (INPUTS, 4),
 }  # fmt: skip
 Function = Callable[[Any, Any], Any]
 
@@ -137,8 +137,9 @@ def both(make: Function) -> Function:
 
 SEEN: dict[str, Function] = {
     "nonlinearity": lambda p, x: jax.nn.relu(writer(p, x)),
-    "gate for each feature": lambda p, x: writer(p, x) * jnp.exp(writer(p, 2 * x)),
-    "divided by features": lambda p, x: writer(p, x) / (1.1 + jnp.tanh(writer(p, 2 * x))),
+    "gate for each feature": lambda p, x: writer(p, x) * jnp.exp(x @ p["E"]),
+    "divided by features": lambda p, x: writer(p, x) / (1.1 + jnp.tanh(x @ p["E"])),
+    "features joined": lambda p, x: jnp.concatenate([jnp.tanh(x) @ p["h"], jnp.tanh(-x) @ p["H"]], -1),
     "mask of features": lambda p, x: jnp.where(x[..., :1] * p["g"] > 0, writer(p, x), 0.0),
     "features turned and joined": lambda p, x: jnp.concatenate([writer(p, x)[..., :4], writer(p, 2 * x)[..., :4]], -1),
     "features padded": lambda p, x: jnp.pad(writer(p, x)[..., :6], ((0, 0), (0, 0), (1, 1))),
@@ -146,7 +147,7 @@ SEEN: dict[str, Function] = {
     "windows of features": lambda p, x: window(jnp.concatenate([writer(p, x), x], -1), 13, 2),
     "maximum over tokens": lambda p, x: writer(p, x).max(1),
     "depthwise convolution": lambda p, x: convolved(writer(p, x), p["D"], groups=WIDTH),
-    "lookup, filled with a number": lambda p, x: jnp.take(p["T"], ids(x) + 4, axis=0, mode="fill", fill_value=3.0) ** 3,
+    "lookup, filled with a number": lambda p, x: jnp.take(p["T"], ids(x) + 4, axis=0, mode="fill", fill_value=3.0),
     "features of runtime indices": lambda p, x: jnp.take(writer(p, x), jnp.argsort(x[0, 0, :8]) % 3, axis=2),
 }  # fmt: skip
 
