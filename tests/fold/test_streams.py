@@ -22,7 +22,8 @@ X = RNG.normal(size=(2, TOKENS, INPUTS))
 SHAPES = {
     "A": (INPUTS, WIDTH), "a": (WIDTH,), "W": (WIDTH, 3), "S": (WIDTH, WIDTH), "T": (9, WIDTH), "P": (10, WIDTH),
     "c": (1, 1, WIDTH), "g": (WIDTH,), "C": (2, INPUTS, WIDTH), "D": (2, 1, WIDTH), "M": (TOKENS, TOKENS),
-    "U": (INPUTS, 20), "u": (20,), "V": (20, WIDTH), "E": (INPUTS, WIDTH), "h": (INPUTS, 4), "H": (INPUTS, 4),
+    "U": (INPUTS, 20), "u": (20,), "V": (20, WIDTH), "E": (INPUTS, WIDTH), "B": (INPUTS, 16),
+    "h": (INPUTS, 4), "H": (INPUTS, 4),
 }  # fmt: skip
 Function = Callable[[Any, Any], Any]
 
@@ -139,6 +140,8 @@ SEEN: dict[str, Function] = {
     "nonlinearity": lambda p, x: jax.nn.relu(writer(p, x)),
     "gate for each feature": lambda p, x: writer(p, x) * jnp.exp(x @ p["E"]),
     "divided by features": lambda p, x: writer(p, x) / (1.1 + jnp.tanh(x @ p["E"])),
+    "weights for each feature": lambda p, x: jnp.einsum("btf,btf->bf", writer(p, x), jnp.tanh(x @ p["E"])),
+    "features split": lambda p, x: jnp.split(jnp.tanh(x) @ p["B"], 2, axis=2)[0],
     "features joined": lambda p, x: jnp.concatenate([jnp.tanh(x) @ p["h"], jnp.tanh(-x) @ p["H"]], -1),
     "mask of features": lambda p, x: jnp.where(x[..., :1] * p["g"] > 0, writer(p, x), 0.0),
     "features turned and joined": lambda p, x: jnp.concatenate([writer(p, x)[..., :4], writer(p, 2 * x)[..., :4]], -1),
