@@ -267,9 +267,10 @@ def tied(p: Any, x: Any) -> Any:
     return layer_norm(h) @ p["T"].T
 
 
-@pytest.mark.parametrize("fn", [in_scan, two_tables, beside_a_remat, tied])
-def test_nothing_is_stored_twice(fn: Function) -> None:
-    params = weights(**SHAPES)
+@pytest.mark.parametrize(("fn", "read"), [(in_scan, "AaS"), (two_tables, "TW"), (beside_a_remat, "AaSM"), (tied, "TS")])
+def test_nothing_is_stored_twice(fn: Function, read: str) -> None:
+    """There are no other parameters, whose absence would make up for it."""
+    params = {name: leaf for name, leaf in weights(**SHAPES).items() if name in read}
     folded = check(fn, params, X)
     before, after = folded.report.parameters
     assert after <= before
@@ -354,3 +355,28 @@ def test_other_parameters_for_other_sizes(centring: bool) -> None:
     assert folded.apply(contracted, x[:5]).shape[0] == 5
     with pytest.raises(jaxfold.ShapeError, match="folds otherwise"):
         folded.apply(contracted, x[:2])
+
+
+def test_epsilon_of_a_fast_variance() -> None:
+    """``E[h²] − E[h]² + ε`` becomes ``E[h²] + ε``: a large ε, so that it would be missed."""
+
+    def fn(p: Any, x: Any) -> Any:
+        h = writer(p, x)
+        mean, square = h.mean(-1, keepdims=True), jnp.mean(h * h, -1, keepdims=True)
+        return jnp.tanh((h - mean) * jax.lax.rsqrt(square - mean * mean + 0.5) @ p["W"])
+
+    folded = check(fn, weights(**SHAPES), X)
+    assert [(row.decision, row.epsilon, row.reductions) for row in folded.report.rows] == [("centred", 0.5, (2, 1))]
+
+
+def test_carry_that_others_read() -> None:
+    """What enters a loop of layers is returned as well, with its mean: the loop gets it without."""
+
+    def fn(p: Any, x: Any) -> Any:
+        h = writer(p, x)
+        step = lambda h, s: (h + jnp.tanh(layer_norm(h) * s) @ p["S"], None)  # noqa: E731
+        return jnp.tanh(layer_norm(jax.lax.scan(step, h, jnp.arange(1.0, 4.0))[0]) @ p["W"]), h
+
+    folded = check(fn, weights(**SHAPES), X)
+    assert decisions(folded) == ["centred", "centred"]
+    assert folded.report.means == 1
