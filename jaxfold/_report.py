@@ -96,7 +96,7 @@ def fold_text(report: FoldReport) -> str:
     ]
     if any(row.reductions is not None for row in report.rows):
         lines.append(f"sums over the features of these norms: {report.reductions[0]} → {report.reductions[1]}")
-    lines += [f"{_place(row)}: left alone. {row.reason}" for row in report.skipped]
+    lines += [f"{place_of(row)}: left alone. {row.reason}" for row in report.skipped]
     lines += [f"{row.producer}: it stays, and is counted" for row in report.contracted if row.keep_producer]
     lines += [f"{row.producer}: {note}" for row in report.rows for note in row.notes]
     hints = report.hints or ("",) * len(report.unmatched)
@@ -106,10 +106,10 @@ def fold_text(report: FoldReport) -> str:
 
 def _name(row: FoldRow) -> str:
     times = f", {row.stack} times" if row.stack else ""
-    return (f"{row.producer} → {row.to}" if row.to else _place(row)) + times
+    return (f"{row.producer} → {row.to}" if row.to else place_of(row)) + times
 
 
-def _place(row: FoldRow) -> str:
+def place_of(row: FoldRow) -> str:
     """Where it was found: in the tree, or in the code, whose files are shown without their folders."""
     if not row.source:
         return row.producer

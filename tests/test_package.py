@@ -124,7 +124,7 @@ def _typing_only(path: str) -> set[str]:
     return {str(n.module) for n in nodes} | {f"{n.module}.{alias.name}" for n in nodes for alias in n.names}
 
 
-# Each part may import itself and what is named here; `_report` and `_demo` are looked up when they are needed only.
+# Each part may import itself and what is named here; `_report`, `_plots` and `_demo` are looked up when needed only.
 ALLOWED = {
     "_errors": set(),
     "_extend": set(),
@@ -138,6 +138,7 @@ ALLOWED = {
     "linen": {"_layers", "_tree", "_block", "_algebra", "_errors"},
     "nnx": {"_layers", "_tree", "_block", "_algebra", "_errors"},
     "_report": {"_tree", "_block", "_algebra", "_errors"},
+    "_plots": {"_report", "_tree", "_block", "_algebra", "_errors"},
 }
 
 
@@ -155,10 +156,14 @@ def test_imports_point_one_way(path: str) -> None:
     if part not in ALLOWED:
         return
     ours = {module.split(".")[1] for module in _imports(path) - _typing_only(path) if module.startswith("jaxfold.")}
-    lazily = {"_report"} if path in ("_block/_plan.py", "_block/_verify.py", "_tree/_fold_report.py") else set()
+    printing, drawing = (
+        ("_block/_plan.py", "_block/_verify.py", "_tree/_fold_report.py"),
+        ("_block/_verify.py", "_tree/_fold_report.py"),
+    )
+    lazily = ({"_report"} if path in printing else set()) | ({"_plots"} if path in drawing else set())
     assert ours <= ALLOWED[part] | {part} | lazily
     at_the_top = {str(n.module) for n in SOURCES[path].body if isinstance(n, ast.ImportFrom)}
-    assert "jaxfold._report" not in at_the_top
+    assert not {"jaxfold._report", "jaxfold._plots"} & at_the_top or part == "_plots"
 
 
 @pytest.mark.parametrize("path", SOURCES)
@@ -175,13 +180,14 @@ def test_imports_from_outside(path: str) -> None:
         assert path.startswith(f"{module}/") or f"jaxfold.{module}" not in modules
     own = {
         "_report.py": {"rich"},
+        "_plots.py": {"matplotlib"},
         "_demo.py": {"rich"},
         "_files/_progress.py": {"rich"},
         "_files/_msgpack.py": {"msgpack"},
         "_files/_msgpack_index.py": {"msgpack"},
         "_files/_orbax.py": {"orbax"},
     }
-    roots = {module.split(".")[0] for module in modules}
+    roots = {module.split(".")[0] for module in modules - _typing_only(path)}
     assert roots <= sys.stdlib_module_names | {"jax", "flax", "numpy", "jaxfold"} | own.get(path, set())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from jaxfold._block._contraction import Contraction
 from jaxfold._block._leaves import require_floating, to_host
 from jaxfold._block._oracle import oracle, oracle_gradient
 from jaxfold._errors import ShapeError, StructureError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +90,31 @@ class Certificate:
     variance_lower_bound: float
     rows: int
     dtype: str
+
+    def plot(self, *, ax: Axes | None = None) -> Axes:
+        """Draws the errors on a logarithmic axis: typical and largest, of outputs and gradients, before and after.
+
+        Needs matplotlib, the extra ``plots``.
+
+        Args:
+            ax: where to draw; by default the axes of a new figure, so that ``plot().figure.savefig(path)`` keeps it.
+
+        Returns:
+            The matplotlib ``Axes``.
+
+        Raises:
+            ImportError: if matplotlib is not installed.
+
+        Example:
+            >>> import jaxfold
+            >>> errors = jaxfold.Errors(2e-7, 5e-8, contracted_max=1e-7, contracted_typical=2e-8, unit=6e-8)
+            >>> ax = jaxfold.Certificate(errors, errors, 1.0, 0.0, rows=100, dtype="float32").plot()
+            >>> ax.get_xscale(), ax.get_title(loc="left")
+            ('log', '100 rows')
+        """
+        from jaxfold._plots import certificate_axes
+
+        return certificate_axes(self, ax)
 
     def __str__(self) -> str:
         from jaxfold._report import certificate_table, render

@@ -6,11 +6,16 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxfold._block._plan import Cost
 from jaxfold._block._shape import Form, NormType
 from jaxfold._block._verify import Certificate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from jaxfold._plots import Quantity
 
 Decision = Literal["contracted", "centred", "absorbed", "skipped"]
 
@@ -169,6 +174,35 @@ class FoldReport:
     def to_json(self, indent: int | None = 2) -> str:
         """The same as JSON text."""
         return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+
+    def plot(self, *, quantity: Quantity = "parameters", ax: Axes | None = None) -> Axes:
+        """Draws what each block was and is, one bar over the other; blocks without such a figure say what was decided.
+
+        Needs matplotlib, the extra ``plots``.
+
+        Args:
+            quantity: ``"parameters"``, ``"bytes"``, ``"flops"`` or ``"reductions"``.
+            ax: where to draw; by default the axes of a new figure, so that ``plot().figure.savefig(path)`` keeps it.
+
+        Returns:
+            The matplotlib ``Axes``.
+
+        Raises:
+            ImportError: if matplotlib is not installed.
+            OptionError: if there is no such quantity.
+
+        Example:
+            >>> import numpy as np, jaxfold
+            >>> params = {"up": {"kernel": np.eye(2, 8)}, "down": {"kernel": np.ones((8, 4))}}
+            >>> paths = {"producer": "up", "norm": None, "consumers": "down"}
+            >>> block = jaxfold.BlockPaths(**paths, epsilon=1e-6, norm_type="rmsnorm")
+            >>> ax = jaxfold.contract_tree(params, block)[1].plot()
+            >>> ax.get_title(loc="left"), [text.get_text().strip() for text in ax.texts]
+            ('the whole tree: 48 → 16', ['−67%'])
+        """
+        from jaxfold._plots import report_axes
+
+        return report_axes(self, quantity, ax)
 
     def __str__(self) -> str:
         from jaxfold._report import fold_text

@@ -30,7 +30,7 @@ Features = int | Sequence[int]
 class ContractedDense(nn.Module):
     """Dense, norm and Dense as one layer that never makes the wide activation.
 
-    Its ``params`` are :attr:`jaxfold.Contraction.params` of the same form, so a contraction loads into it and a trained
+    Its ``params`` are ``Contraction.params`` of the same form, so a contraction loads into it and a trained
     one saves like any layer; ``module.apply({"params": contraction.params}, x)`` is ``jaxfold.apply(contraction, x)``.
     Training it trains D, R and c, which is another model than the original.
 

@@ -39,7 +39,7 @@ class Group(nnx.Module):
 class ContractedDense(nnx.Module):
     """Linear, norm and Linear as one layer that never makes the wide activation.
 
-    Its state has the paths of :attr:`jaxfold.Contraction.params` of the same form, with ``nnx.Param`` leaves. Training
+    Its state has the paths of ``Contraction.params`` of the same form, with ``nnx.Param`` leaves. Training
     it trains D, R and c, which is another model than the original.
 
     Args:
