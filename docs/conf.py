@@ -52,5 +52,7 @@ nb_output_stderr = "warn"
 
 html_theme = "furo"
 html_title = f"jaxfold {release}"
+html_static_path = ["_static"]
+html_css_files = ["formulas.css"]
 html_copy_source = False
 html_show_sourcelink = False

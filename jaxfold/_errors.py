@@ -39,7 +39,14 @@ class JaxfoldError(Exception):
         return f"{self.argument}: got {self.got}; expected {self.expected}." + (f" {self.hint}" if self.hint else "")
 
     def at(self, argument: str) -> Self:
-        """The same error about an argument or path by another name, such as the path of a leaf in a larger tree."""
+        """The same error about an argument or path by another name, such as the path of a leaf in a larger tree.
+
+        Args:
+            argument: the other name.
+
+        Returns:
+            A copy; this error is not changed.
+        """
         moved = copy.copy(self)
         moved.argument = argument
         return moved
@@ -84,3 +91,8 @@ class GrowthError(JaxfoldError, ValueError):
 
 class NotFoldedError(JaxfoldError, ValueError):
     """A norm is left alone that :func:`jaxfold.fold` was told to contract, by ``strict=True``."""
+
+
+# What users import and catch is jaxfold.StructureError: tracebacks, pickles and logs name it by that path.
+for _error in (JaxfoldError, *JaxfoldError.__subclasses__()):
+    _error.__module__ = "jaxfold"

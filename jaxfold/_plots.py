@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from jaxfold._errors import OptionError
 from jaxfold._report import DECISIONS, place_of
@@ -21,7 +21,7 @@ ORIGINAL, CONTRACTED, REFERENCE = "#e69f00", "#0072b2", "0.55"
 LABELS = {
     "parameters": "parameters",
     "bytes": "bytes of parameters",
-    "flops": "FLOPs for one row of input",
+    "flops": "FLOPs",
     "reductions": "sums over the features",
 }
 ROW_INCHES = 0.42
@@ -31,15 +31,15 @@ def report_axes(report: FoldReport, quantity: Quantity, ax: Axes | None) -> Axes
     """A bar for each block, of what it was and of what it is; see :meth:`jaxfold.FoldReport.plot`."""
     if quantity not in get_args(Quantity):
         raise OptionError("quantity", repr(quantity), f"one of {', '.join(map(repr, get_args(Quantity)))}")
-    ax = _new_axes(len(report.rows)) if ax is None else ax
+    own, ax = ax is None, _new_axes(len(report.rows)) if ax is None else ax
     pairs = [_costs(row, quantity) for row in report.rows]
-    largest = max((before for before, _ in filter(None, pairs)), default=0)
-    for position, (row, costs) in enumerate(zip(report.rows, pairs, strict=True)):
-        if costs is None:
-            ax.text(0, position, f" {DECISIONS[row.decision]}", va="center", color=REFERENCE)
+    largest = max((max(before, after or 0) for before, after in pairs), default=0)
+    for position, (row, (before, after)) in enumerate(zip(report.rows, pairs, strict=True)):
+        if before:
+            ax.barh(position, before, 0.7, color=ORIGINAL, alpha=0.45, label="before")
+        if after is None:
+            ax.text(before, position, f" {DECISIONS[row.decision]}", va="center", color=REFERENCE)
             continue
-        before, after = costs
-        ax.barh(position, before, 0.7, color=ORIGINAL, alpha=0.45, label="before")
         ax.barh(position, after, 0.4, color=CONTRACTED, label="after")
         ax.text(max(before, after), position, f" {_change(before, after)}", va="center")
     ax.set_yticks(range(len(report.rows)), [_label(row) for row in report.rows])
@@ -52,7 +52,7 @@ def report_axes(report: FoldReport, quantity: Quantity, ax: Axes | None) -> Axes
     whole = "the whole tree" if quantity in ("parameters", "bytes") else "all of these"
     ax.set_title(f"{whole}: {before:,} → {after:,}", loc="left")
     if largest:
-        _legend(ax)
+        _legend(ax, own)
     else:
         ax.set_xticks([])
     return ax
@@ -60,7 +60,7 @@ def report_axes(report: FoldReport, quantity: Quantity, ax: Axes | None) -> Axes
 
 def certificate_axes(certificate: Certificate, ax: Axes | None) -> Axes:
     """Typical and largest errors on one logarithmic axis; see :meth:`jaxfold.Certificate.plot`."""
-    ax = _new_axes(4) if ax is None else ax
+    own, ax = ax is None, _new_axes(4) if ax is None else ax
     labels = []
     for name, errors in (("outputs", certificate.outputs), ("input gradients", certificate.gradients)):
         for kind, colour in (("original", ORIGINAL), ("contracted", CONTRACTED)):
@@ -73,15 +73,19 @@ def certificate_axes(certificate: Certificate, ax: Axes | None) -> Axes:
                 ax.text(0.01, position, text, va="center", color=colour, transform=ax.get_yaxis_transform())
                 continue
             ax.plot([typical, largest], [position] * 2, color=colour, linewidth=2)
-            ax.plot([typical], [position], "o", color=colour, markerfacecolor="white", label="typical")
-            ax.plot([largest], [position], "o", color=colour, label="largest")
+            ax.plot([typical], [position], "o", color=colour, markerfacecolor="white")
+            ax.plot([largest], [position], "o", color=colour)
+    ax.plot(
+        [], [], "o", color=REFERENCE, markerfacecolor="white", label="typical"
+    )  # for the legend, in no one's colour
+    ax.plot([], [], "o", color=REFERENCE, label="largest")
     ax.axvline(certificate.outputs.unit, color=REFERENCE, linestyle="--", label=f"half an ulp of {certificate.dtype}")
     ax.set_xscale("log")
     ax.set_yticks(range(len(labels)), labels)
     ax.set_ylim(len(labels) - 0.5, -0.5)
     ax.set_xlabel("error against float64, relative to the row's largest entry")
     ax.set_title(f"{certificate.rows:,} rows", loc="left")
-    _legend(ax)
+    _legend(ax, own)
     return ax
 
 
@@ -93,23 +97,25 @@ def _new_axes(rows: int) -> Axes:
     return pyplot.subplots(figsize=(8, 1.4 + ROW_INCHES * rows), layout="constrained")[1]
 
 
-def _legend(ax: Axes) -> None:
-    """Each label once, right of the title, where no data can be."""
+def _legend(ax: Axes, own: bool) -> None:
+    """Each label once: right of the title in a figure of one's own, in the caller's axes wherever there is room."""
     handles, labels = ax.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
-    place = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
-    ax.legend(once.values(), once.keys(), ncols=len(once), frameon=False, columnspacing=1.2, handlelength=1.4, **place)
+    if own:
+        place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": len(once)}
+    else:
+        place = {"loc": "best", "fontsize": "small"}
+    style = {"frameon": False, "columnspacing": 1.2, "handlelength": 1.4, "borderaxespad": 0.2}
+    ax.legend(once.values(), once.keys(), **style, **place)
 
 
-def _costs(row: FoldRow, quantity: Quantity) -> tuple[int, int] | None:
+def _costs(row: FoldRow, quantity: Quantity) -> tuple[int, int | None]:
+    """Before and after; none after where nothing came of it, and nothing before where the costs are not known."""
     if quantity == "reductions":
-        if row.reductions is None:
-            return None
-        before, after = row.reductions
-        return before * (row.stack or 1), after * (row.stack or 1)
-    if row.original is None or row.contracted is None:
-        return None
-    return getattr(row.original, quantity), getattr(row.contracted, quantity)
+        before, after = row.reductions or (0, None)
+        return before * (row.stack or 1), after if after is None else after * (row.stack or 1)
+    before = 0 if row.original is None else getattr(row.original, quantity)
+    return before, None if row.contracted is None else getattr(row.contracted, quantity)
 
 
 def _change(before: int, after: int) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from jaxfold._tree._fold_report import shown
 
 if TYPE_CHECKING:
     from jaxfold._block._plan import Plan
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 def render(renderable: Any, width: int = 100) -> str:
     """Plain text of anything that rich can print, without colour or trailing blanks."""
-    console = Console(file=io.StringIO(), width=width, no_color=True, color_system=None)
+    # In a notebook rich would display the table by itself and leave nothing to return.
+    console = Console(file=io.StringIO(), width=width, no_color=True, color_system=None, force_jupyter=False)
     console.print(renderable)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in text.splitlines())
@@ -65,7 +67,7 @@ def certificate_table(certificate: Certificate) -> Table:
             f"{errors.typical_ratio:.2f}",
         )
     result.caption = (
-        f"{certificate.rows:,} rows against float64; condition of R {certificate.condition:.3g}; "
+        f"{certificate.rows:,} rows against float64\ncondition of R {certificate.condition:.3g}; "
         f"variance at least {certificate.variance_lower_bound:.3g}"
     )
     return result
@@ -110,11 +112,8 @@ def _name(row: FoldRow) -> str:
 
 
 def place_of(row: FoldRow) -> str:
-    """Where it was found: in the tree, or in the code, whose files are shown without their folders."""
-    if not row.source:
-        return row.producer
-    *module, line = row.source.split(" at ")
-    return " at ".join([*module, re.sub(r"^.*[/\\]", "", line)])
+    """Where it was found: in the tree, or in the code."""
+    return shown(row.source) if row.source else row.producer
 
 
 def _figures(row: FoldRow) -> tuple[str, ...]:

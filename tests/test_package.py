@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import importlib.metadata
 import importlib.resources
 import inspect
 import operator
 import pathlib
+import pickle
 import re
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxfold
@@ -86,6 +93,130 @@ def test_documentation(name: str) -> None:
             assert parameter.annotation is not inspect.Parameter.empty
         assert "Returns:\n" in doc
         assert "Raises:\n" in doc
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_derivations_are_there(path: str) -> None:
+    """Module docstrings name headings of the page with the mathematics, as they are there."""
+    doc = ast.get_docstring(SOURCES[path]) or ""
+    page = (pathlib.Path(__file__).parents[1] / "docs" / "maths.md").read_text("utf-8")
+    heading = "|".join(re.escape(title) for title in re.findall(r"^#+ (.*)$", page, re.MULTILINE))
+    for named in re.findall(r"docs/maths\.md, ((?:.|\n)*?)\.(?:\s|$)", doc):
+        assert re.fullmatch(f"({heading})( and ({heading}))*", " ".join(named.split())), named
+    assert doc.count("docs/") == doc.count("Derivation: docs/maths.md, ")
+
+
+CLASSES = [
+    *(name for name in NAMES if inspect.isclass(getattr(jaxfold, name))),
+    *("linen.ContractedDense", "nnx.ContractedDense"),
+]
+METHODS = [
+    f"{name}.{member}"
+    for name in CLASSES
+    for member, value in vars(operator.attrgetter(name)(jaxfold)).items()
+    if (not member.startswith("_") or member == "__call__")
+    and (isinstance(value, (property, classmethod)) or inspect.isfunction(value))
+    and getattr(value, "__module__", "jaxfold").startswith("jaxfold")  # not the default of a field, another's function
+]
+RAISE_NOTHING = ("JaxfoldError.at", "FoldReport.to_json")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_documentation_of_methods(name: str) -> None:
+    """A docstring; with what comes back, and what is raised, where a caller gives something."""
+    owner, member = name.rsplit(".", 1)
+    value = vars(operator.attrgetter(owner)(jaxfold))[member]
+    function: Any = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+    assert function.__doc__
+    parameters = list(inspect.signature(function).parameters.values())[1:]  # without self
+    for parameter in parameters:
+        assert re.search(rf"\b{parameter.name}\b.*:", function.__doc__), f"{parameter.name} is not documented"
+        assert parameter.annotation is not inspect.Parameter.empty
+    assert "Returns:\n" in function.__doc__ or not parameters
+    assert "Raises:\n" in function.__doc__ or not parameters or name in RAISE_NOTHING
+
+
+LAYERS: Any = {"kernel": np.eye(2, 8)}, None, {"kernel": np.ones((8, 4))}
+INTEGERS: Any = {"kernel": np.eye(2, 8, dtype=int)}, *LAYERS[1:]
+X = np.ones((3, 2), np.float32)
+EPSILON: Any = {"epsilon": 1e-3}
+BLOCK, CONTRACTION = jaxfold.Block(*LAYERS, **EPSILON), jaxfold.contract(*LAYERS, **EPSILON)
+WHOLE = jax.tree.map(lambda leaf: leaf.astype(int), CONTRACTION)
+FOLDED = jaxfold.fold(lambda params, x: jnp.tanh(x @ params), X[:2].T, X)
+
+
+def edited(**fields: Any) -> Any:
+    return dataclasses.replace(CONTRACTION, **fields)
+
+
+def under_jit(function: Callable[[Any], Any]) -> Callable[[], Any]:
+    """With an epsilon that is a tracer."""
+    return lambda: jax.jit(lambda epsilon: function(epsilon) and 0)(1e-3)
+
+
+PATHS: Any = {"producer": "up", "norm": None, "consumers": "down", "norm_type": "rmsnorm", **EPSILON}
+TREE: Any = {"up": LAYERS[0], "down": LAYERS[2]}
+
+
+def contract_tree(inputs: Any) -> Any:
+    return jaxfold.contract_tree(TREE, jaxfold.BlockPaths(**PATHS), inputs={"up": inputs})
+
+
+# Beside what the tests of each function show: what is raised that its docstring is easily forgotten to list.
+RAISED: list[tuple[str, str, Callable[[], Any]]] = [
+    ("apply", "StructureError", lambda: jaxfold.apply({}, X)),  # pyright: ignore[reportArgumentType]
+    ("apply", "OptionError", lambda: jaxfold.apply(edited(width=0), X)),
+    ("apply", "OptionError", lambda: jaxfold.apply(edited(epsilon=1e-60), X)),
+    ("apply", "DtypeError", lambda: jaxfold.apply(WHOLE, X)),
+    ("Block", "ConcretenessError", under_jit(lambda epsilon: jaxfold.Block(*LAYERS, epsilon=epsilon))),
+    ("Block.__call__", "ShapeError", lambda: BLOCK(X.T)),
+    ("Block.__call__", "DtypeError", lambda: BLOCK(X.astype(int))),
+    ("BlockPaths", "ConcretenessError", under_jit(lambda epsilon: jaxfold.BlockPaths(**PATHS | {"epsilon": epsilon}))),
+    ("contract", "OptionError", lambda: jaxfold.contract(*LAYERS, **EPSILON, stacked=1)),  # pyright: ignore
+    ("contract", "ConcretenessError", under_jit(lambda epsilon: jaxfold.contract(*LAYERS, epsilon=epsilon))),
+    ("contract_traced", "ConcretenessError", under_jit(lambda e: jaxfold.contract_traced(*LAYERS, epsilon=e))),
+    ("contract_tree", "ShapeError", lambda: contract_tree(X.T)),
+    ("contract_tree", "DtypeError", lambda: contract_tree(X.astype(int))),
+    ("contract_tree", "CoefficientError", lambda: contract_tree(X * np.nan)),
+    ("contract_tree", "ConcretenessError", lambda: jax.jit(lambda x: contract_tree(x) and 0)(X)),
+    ("convert", "OptionError", lambda: jaxfold.convert(edited(epsilon=0.0), "packed")),
+    ("convert", "StructureError", lambda: jaxfold.convert({}, "packed")),  # pyright: ignore[reportArgumentType]
+    ("convert", "ShapeError", lambda: jaxfold.convert(edited(width=1), "packed")),
+    ("convert", "DtypeError", lambda: jaxfold.convert(WHOLE, "packed")),
+    ("plan", "DtypeError", lambda: jaxfold.plan(*INTEGERS)),
+    ("Plan.cost", "OptionError", lambda: jaxfold.plan(*LAYERS).cost("gram")),  # pyright: ignore[reportArgumentType]
+    ("Plan.pays", "OptionError", lambda: jaxfold.plan(*LAYERS).pays("gram")),  # pyright: ignore[reportArgumentType]
+    ("verify", "StructureError", lambda: jaxfold.verify({}, CONTRACTION, X)),  # pyright: ignore[reportArgumentType]
+    ("verify", "DtypeError", lambda: jaxfold.verify(BLOCK, CONTRACTION, X.astype(int))),
+    ("verify", "OptionError", lambda: jaxfold.verify(BLOCK, edited(width=0), X)),
+    ("Folded.contract", "DtypeError", lambda: FOLDED.contract(X[:2].T.astype(np.float16))),
+    ("Folded.contract_traced", "DtypeError", lambda: FOLDED.contract_traced(X[:2].T.astype(np.float16))),
+]
+
+
+@pytest.mark.parametrize(("name", "error", "call"), RAISED, ids=[f"{name} {error}" for name, error, _ in RAISED])
+def test_raises_what_it_says(name: str, error: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(getattr(jaxfold, error)):
+        call()
+    listed = re.search(r"\n +Raises:\n((.|\n)*?)(\n\n|$)", operator.attrgetter(name)(jaxfold).__doc__)
+    assert listed
+    assert re.search(rf"\b{error}\b.*: ", listed[1])
+
+
+ERRORS = [name for name in NAMES if name.endswith("Error")]
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_named_as_they_are_imported(name: str) -> None:
+    """In a traceback, and in what pickle stores."""
+    details = (jaxfold.plan(*LAYERS),) if name == "GrowthError" else ()
+    error = getattr(jaxfold, name)("x", "1", "2", "3", *details)
+    assert traceback.format_exception_only(error) == [f"jaxfold.{name}: x: got 1; expected 2. 3\n"]
+    stored = pickle.dumps(error, protocol=0)
+    assert f"cjaxfold\n{name}\n".encode() in stored
+    copied = pickle.loads(stored)
+    assert type(copied) is type(error)
+    assert (str(copied), vars(copied)) == (str(error), vars(error))
 
 
 def test_version() -> None:

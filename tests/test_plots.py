@@ -75,17 +75,20 @@ def test_bars_lie_on_their_rows(report: jaxfold.FoldReport) -> None:
 
 
 def test_report_of_folded_function() -> None:
-    """A norm that is centred has no costs of its own, but sums over its features, in every layer of a stack."""
+    """A norm that is centred costs what it did, but has fewer sums over its features, in every layer of a stack."""
     row = jaxfold.FoldRow(
         producer="", norm=None, consumers="", decision="centred", reason="", epsilon=1e-6, norm_type="layernorm",
-        form="direct", width=8, source="Model/block_3/norm at model.py:12:3 (f)", reductions=(2, 1), stack=6,
+        form="direct", width=8, original=jaxfold.Cost(30, 120, 60), reductions=(2, 1), stack=6,
+        source="Model/block_3/norm at model.py:12:3 (f)",
     )  # fmt: skip
     report = jaxfold.FoldReport(rows=(row,), unmatched=(), parameters=(10, 10), bytes=(40, 40))
     ax = report.plot(quantity="reductions")
     assert _bars(ax) == [12, 6]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["Model/block_3/norm × 6"]
     assert ax.get_title(loc="left") == "all of these: 12 → 6"
-    assert _texts(report.plot()) == ["LayerNorm → RMSNorm"]
+    ax = report.plot()
+    assert _bars(ax) == [30]
+    assert _texts(ax) == ["LayerNorm → RMSNorm"]
 
 
 def test_empty_report() -> None:
@@ -126,7 +129,7 @@ def _certificate(outputs: jaxfold.Errors = OUTPUTS) -> jaxfold.Certificate:
 
 
 def _points(ax: Any) -> list[tuple[float, float]]:
-    lines = [line for line in ax.lines if line.get_marker() == "o"]
+    lines = [line for line in ax.lines if line.get_marker() == "o" and len(line.get_xdata())]
     return [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in lines]
 
 

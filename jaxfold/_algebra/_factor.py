@@ -14,7 +14,7 @@ orthonormal columns:
 Every row of R is kept, whatever the rank of T, so nothing is approximated and there is no threshold to choose. The Gram
 matrix T Tᵀ would give the same quadratic form at the square of the condition number, and is never formed.
 
-Source: design of record, section 1.
+Derivation: docs/maths.md, The theorem.
 """
 
 from __future__ import annotations

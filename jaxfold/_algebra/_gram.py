@@ -25,7 +25,7 @@ G and q have to be primitives. As ``custom_jvp`` functions they would be right t
 function where it transposes a tangent, or takes a scan apart into what is known and what is not, and in the function R
 is a constant: forward over reverse would silently lose a term.
 
-Source: design of record, section 2.
+Derivation: docs/maths.md, Derivatives.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ It adds s Σᵢ ‖tᵢ‖² x̄ᵢ² to ‖R x̄‖²: no more than 2⁻²⁶ �
 the size of their rounding in float32. A row of zeros stays one. Where Cholesky fails nevertheless (hundreds of parallel
 rows), QR steps in.
 
-Source: design of record, sections 2 and 3; the bound is Demmel's, in Higham, Accuracy and Stability of Numerical
-Algorithms, 2nd edition, theorem 10.7.
+Derivation: docs/maths.md, Rounding: why QR and not the Gram matrix. The bound is Demmel's, in Higham, Accuracy and
+Stability of Numerical Algorithms, 2nd edition, theorem 10.7.
 """
 
 from __future__ import annotations

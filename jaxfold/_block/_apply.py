@@ -5,7 +5,7 @@ Standard:           z = R x̄,                     f(x) = z / sqrt(‖z‖²/k +
 
 The narrow side is scaled, not the wide one: the product then writes every output once and nothing reads it again.
 
-Source: design of record, sections 1, 3 and 4.
+Derivation: docs/maths.md, The theorem and The standard form.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ def apply(contraction: Contraction, x: ArrayLike, *, precision: lax.PrecisionLik
             always ``jax.lax.Precision.HIGHEST``.
 
     Returns:
-        ``(..., *features)``, or a dict of such by consumer. Its dtype is what JAX promotes ``x`` and the parameters
-        to; the arithmetic is float32 where that is a half-precision type.
+        ``(..., *features)``, or a dict of such by consumer, with its keys sorted as JAX sorts those of any dict, not in
+        the order in which the consumers were given. Its dtype is what JAX promotes ``x`` and the parameters to; the
+        arithmetic is float32 where that is a half-precision type.
 
     Raises:
         ShapeError: if the last axis of ``x`` is not d, the contraction is a stack, or its leaves do not fit each other.
-        StructureError: if ``contraction.params`` lacks a leaf.
-        DtypeError: if ``x`` is not real floating.
-        OptionError: if ``epsilon`` is below the smallest normal number of the arithmetic.
+        StructureError: if ``contraction`` is none, or its ``params`` lack a leaf or have one too many.
+        DtypeError: if ``x`` or a leaf is not real floating.
+        OptionError: if a static field is not accepted, or ``epsilon`` is out of the range of the arithmetic.
 
     Example:
         >>> import jax, numpy as np, jaxfold

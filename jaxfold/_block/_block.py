@@ -37,6 +37,7 @@ class Block:
 
     Raises:
         StructureError, ShapeError, DtypeError, OptionError: as :func:`jaxfold.contract` does.
+        ConcretenessError: if ``epsilon`` is a tracer. Leaves may be tracers.
 
     Example:
         >>> import numpy as np, jaxfold
@@ -76,7 +77,18 @@ class Block:
         """The block as written, in JAX: ``(..., d)`` → ``(..., *features)``, or a dict of such by consumer.
 
         Layer by layer in the dtype that ``x`` and the layer's parameters promote to, with the norm's statistics in at
-        least float32 and the variance in two passes. For a stack, ``x`` has the leading axis too.
+        least float32 and the variance in two passes.
+
+        Args:
+            x: ``(..., d)`` of a floating dtype; for a stack with the leading axis too.
+            precision: of the products with both kernels, as in ``jax.numpy.dot``.
+
+        Returns:
+            What the block computes, for a stack with the leading axis too.
+
+        Raises:
+            ShapeError: if ``x`` has another width, or not the leading axis of the stack.
+            DtypeError: if ``x`` is not real floating.
         """
         evaluate = functools.partial(_evaluate, self, precision=precision)
         if self.shape.stack is not None:

@@ -14,7 +14,7 @@ The standard form keeps the k-dimensional ``z = R x̄`` as an activation. From T
 and RMSNorm over k features divides by sqrt(‖z‖²/k + ε n/k) = sqrt(n/k)/s, so ``V = sqrt(n/k) Uᵀ diag(γ) W`` makes up
 for it. RMSNorm as the original norm is the same with P the identity.
 
-Source: design of record, section 1.
+Derivation: docs/maths.md, The theorem and The standard form.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def contract(
         StructureError: if a leaf is missing or has no place in the block.
         ShapeError: if shapes do not fit, or an axis is empty.
         DtypeError: if a leaf is integer, complex or quantised.
-        OptionError: if ``epsilon``, ``norm_type``, ``form`` or ``dtype`` is not accepted.
-        ConcretenessError: if a leaf is a tracer or has no values.
+        OptionError: if ``epsilon``, ``norm_type``, ``form``, ``dtype`` or a flag is not accepted.
+        ConcretenessError: if a leaf, or ``epsilon``, is a tracer or has no values.
         CoefficientError: if a leaf is not finite, or a coefficient does not fit its storage dtype.
         GrowthError: if the result has more parameters than the original, unless ``allow_growth``.
 

@@ -93,7 +93,13 @@ class Contraction:
 
     @property
     def R(self) -> Any:
-        """The factor ``(..., k, p)``: ``‖R x̄‖² / width`` is the activation's variance (RMSNorm: mean square)."""
+        """The factor ``(..., k, p)``: ``‖R x̄‖² / width`` is the activation's variance (RMSNorm: mean square).
+
+        For one block and rows ``x̄ = [x, 1]`` (``x`` without a producer bias), ``R x̄`` is ``x̄ @ R.T``, and the
+        numerator is ``x̄ @ D``. QR leaves the sign of each row of R open: ``contract`` takes the one that makes the
+        diagonal nonnegative, ``contract_traced`` whichever comes. Where T has full row rank, that makes R unique: give
+        the rows of another QR the same signs before you compare.
+        """
         kernel = self.denominator_kernel
         if self.has_bias:
             bias = self.params["denominator"]["bias"][..., None, :]

@@ -5,7 +5,7 @@ Back, ``Rᵀ V = sqrt(n/k) D`` has to be solved for V. D is in the range of Rᵀ
 the minimum-norm least-squares solution reproduces it; singular values of R below the rounding of its own storage
 carry no information about V and are left out.
 
-Source: design of record, section 1.
+Derivation: docs/maths.md, The standard form.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ def convert(contraction: Contraction, form: Form) -> Contraction:
         A new :class:`Contraction`; the argument itself if it has that form already.
 
     Raises:
-        OptionError: if ``form`` is not one of these.
-        ConcretenessError: if the contraction holds tracers.
+        OptionError: if ``form`` is not one of these, or a static field of the contraction is not accepted.
+        StructureError, ShapeError, DtypeError: if the argument is no contraction, or one that does not hang together.
+        ConcretenessError: if the contraction holds tracers, or leaves without values.
         CoefficientError: if a coefficient is not finite, or does not fit its dtype.
 
     Example:

@@ -78,12 +78,17 @@ def _check_dtype(name: str, leaf: Any) -> Any:
         hint = "Convert it with numpy.asarray first."
         raise DtypeError(name, f"a {type(leaf).__name__}", f"an array of dtype {_ACCEPTED}", hint)
     if dtype not in STORAGE_DTYPES:
-        small = jnp.issubdtype(dtype, jnp.integer) or dtype.itemsize == 1
-        hint = "Dequantise the leaf first: its scales are not part of the block." if small else "Cast it first."
-        if np.dtype(dtype) == np.dtype("V2"):
-            hint = "NumPy keeps bfloat16 as bytes of unknown meaning: restore it with leaf.view('bfloat16')."
-        raise DtypeError(name, f"dtype {dtype}", _ACCEPTED, hint)
+        raise DtypeError(name, f"dtype {dtype}", _ACCEPTED, _dtype_hint(dtype))
     return leaf
+
+
+def _dtype_hint(dtype: Any) -> str:
+    if dtype == np.dtype("V2"):
+        return "NumPy keeps bfloat16 as bytes of unknown meaning: restore it with leaf.view('bfloat16')."
+    whole = dtype == np.dtype(bool) or jnp.issubdtype(dtype, jnp.integer)
+    if dtype.itemsize == 1 and dtype != np.dtype(bool):
+        return "Dequantise the leaf first: its scales are not part of the block."
+    return "Convert it to a floating dtype first, as in leaf.astype('float32')." if whole else "Cast it first."
 
 
 def read_dtype(dtype: Any) -> np.dtype | None:

@@ -8,7 +8,7 @@ With d input features, n = width, m output features, p = d + 1 with a producer b
     standard   kp + m(k + 1)                       Dense(k); Dense(m) with a bias
 
 FLOPs are for one row of input, a multiplication and an addition each counting 1, as in XLA's cost analysis; a square
-root is left out on both sides. Source: design of record, section 1.
+root is left out on both sides. Derivation: docs/maths.md, Counts, and when it pays.
 
 A training step that contracts pays for D, for the factor and for both their gradients whatever the batch, and saves on
 every row. Its batch breaks even where both steps take the same time, in units of one FLOP of a float32 product:
@@ -92,11 +92,31 @@ class Plan:
     training_batch: int | None = None
 
     def cost(self, form: Form) -> Cost:
-        """The cost of one form, by its name."""
+        """The cost of one form.
+
+        Args:
+            form: ``"direct"``, ``"packed"`` or ``"standard"``.
+
+        Returns:
+            A :class:`Cost`.
+
+        Raises:
+            OptionError: if there is no such form.
+        """
         return getattr(self, choose("form", form, FORMS))
 
     def pays(self, form: Form = "direct") -> bool:
-        """Whether the form has fewer parameters and needs fewer FLOPs than the original."""
+        """Whether the form has fewer parameters and needs fewer FLOPs than the original.
+
+        Args:
+            form: ``"direct"``, ``"packed"`` or ``"standard"``.
+
+        Returns:
+            True if both are fewer.
+
+        Raises:
+            OptionError: if there is no such form.
+        """
         after = self.cost(form)
         return after.parameters < self.original.parameters and after.flops < self.original.flops
 

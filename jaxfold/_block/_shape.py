@@ -114,6 +114,7 @@ def read_layers(
     if len(kernel) != 2 + len(lead):
         raise ShapeError("producer['kernel']", f"shape {kernel}", expected, "" if stacked else note)
     features, width = kernel[-2:]
+    turned = _turned(layers, features, width, len(lead))
 
     outputs: dict[str | None, tuple[int, ...]] = {}
     for name, group in layers.consumers.items():
@@ -125,17 +126,30 @@ def read_layers(
             path,
             shape,
             (*lead, width, *outputs[name]),
-            f"{width} is the width of producer['kernel'] {tuple(kernel)}: kernels are (in, out), .T turns them.",
+            f"{width} is the width of producer['kernel'] {tuple(kernel)}: kernels are (in, out), .T turns them."
+            + turned,
         )
         if "bias" in group:
             _check_shape(f"{consumer_path(name)}['bias']", group["bias"].shape, (*lead, *outputs[name]))
     for path, leaf in layers.named().items():
         if path in ("producer['bias']", "norm['scale']", "norm['bias']"):
-            _check_shape(path, leaf.shape, (*lead, width), "the width of the producer.")
+            _check_shape(path, leaf.shape, (*lead, width), f"the width of the producer.{turned}")
     for path, leaf in layers.named().items():
         if any(size < 1 for size in leaf.shape):
             raise ShapeError(path, f"shape {tuple(leaf.shape)}", "no empty axis", "")
     return layers, _describe(layers, features, width, outputs, stack)
+
+
+def _turned(layers: Layers, features: int, width: int, lead: int) -> str:
+    """A sentence for kernels in (out, in): that more leaves fit the producer's first axis than its width, if so."""
+    meets = {path: leaf.shape[-1:] for path, leaf in layers.named().items() if path.startswith(("producer", "norm"))}
+    del meets["producer['kernel']"]
+    for name, group in layers.consumers.items():
+        meets[f"{consumer_path(name)}['kernel']"] = group["kernel"].shape[lead : lead + 1]
+    fitting = [path for path, own in meets.items() if own == (features,)]
+    if features == width or len(fitting) <= sum(own == (width,) for own in meets.values()):
+        return ""
+    return f" It may be producer['kernel'] that is to be turned: its first axis, {features}, fits {', '.join(fitting)}."
 
 
 def _by_name(consumers: Any) -> Mapping[Any, Any]:

@@ -3,7 +3,7 @@
 R comes from T by a factorisation that no derivative passes through; the gradient of the denominator reaches T by the
 rules of ``_algebra/_gram.py``, for which the contraction carries T along. D and c are ordinary products.
 
-Source: design of record, section 2.
+Derivation: docs/maths.md, Derivatives.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def contract_traced(
     Raises:
         StructureError, ShapeError, DtypeError, GrowthError: as :func:`jaxfold.contract` does.
         OptionError: likewise, and for ``form="standard"``.
+        ConcretenessError: if ``epsilon`` is a tracer.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxfold

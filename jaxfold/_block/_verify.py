@@ -140,7 +140,10 @@ def verify(
 
     Raises:
         ShapeError: if sizes of original, contracted and inputs do not agree, or there is no row.
-        StructureError: if original and contracted have different consumers.
+        StructureError: if an argument is of another kind, ``contracted`` does not hang together, or it or
+            ``original_fn`` has other outputs than the original.
+        DtypeError: if the inputs, or a leaf of ``contracted``, are not real floating.
+        OptionError: if a static field of ``contracted`` is not accepted.
         ConcretenessError, CoefficientError: if a leaf or the inputs have no values, or values that are not finite.
 
     Example:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxfold._extend import line_of
 from jaxfold._fold._blind import Blindness
 from jaxfold._fold._moments import Moment, moments
 from jaxfold._fold._program import Equation, Value
@@ -80,5 +79,4 @@ def _place(step: Equation | Value | None) -> int:
 def _said(equation: Equation | None) -> str:
     if equation is None:
         return ""
-    line = line_of(equation.source)
-    return f"its input keeps its mean, which {equation.name}{' in ' + line if line else ''} reads"
+    return f"its input keeps its mean, which {equation.described} reads"

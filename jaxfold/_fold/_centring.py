@@ -16,6 +16,7 @@ from jaxfold._fold._affine import Quadratic
 from jaxfold._fold._blame import blame
 from jaxfold._fold._blind import NONE, Blindness
 from jaxfold._fold._centred import MeanSquare, Recentred, Stored, Uncentred, centred
+from jaxfold._fold._components import LEFT_OUT
 from jaxfold._fold._emission import EmittedAffine
 from jaxfold._fold._known import Known
 from jaxfold._fold._nodes import Node, Nodes, opened
@@ -70,7 +71,7 @@ class Centring:
     def why_not(self, value: Value, axis: int) -> str:
         """Why a norm's input keeps its mean."""
         if value in self.unwanted:
-            return "the predicate left it out"
+            return LEFT_OUT
         node = self.nodes.of.get(value)
         if node is not None and node in self.streams:
             return self.streams[node].refused

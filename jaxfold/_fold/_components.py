@@ -13,6 +13,7 @@ Emitted = EmittedAffine | EmittedQuadratic
 
 
 NOTHING = Cost(0, 0, 0)
+LEFT_OUT = "the predicate left it out"
 
 
 @dataclasses.dataclass(eq=False)

@@ -6,8 +6,9 @@ With V the axes along which a source varies and F those of the features, both pr
     quadratic    q[V]      = a ‖R x̄[V]‖² + c                  R from the QR of T, centred as far as the quadratic says
 
 where D, and R, have axes of V too if T varies along them. The sources are scaled before the product, on the narrow
-side, and all terms whose sources vary along the same axes go into one product. Source: design of record, sections 1, 4
-and 6.
+side, and all terms whose sources vary along the same axes go into one product.
+
+Derivation: docs/maths.md, Beyond one block.
 """
 
 from __future__ import annotations

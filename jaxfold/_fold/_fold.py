@@ -4,12 +4,12 @@ The function is traced once. What is known of every array (see ``_affine.py``) t
 something narrower; those that are cheaper so (``_plan.py``) are computed from there. Of what is left, streams that only
 norms read lose their mean (``_centring.py``). Everything else is computed as the function says.
 
-Source: design of record, section 6.
+Derivation: docs/maths.md, Beyond one block and The abstract domain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -19,7 +19,8 @@ import numpy as np
 from jaxfold._algebra._storage import require_finite, round_to
 from jaxfold._block._leaves import require_concrete
 from jaxfold._block._shape import flag
-from jaxfold._errors import NotFoldedError, OptionError, ShapeError, StructureError
+from jaxfold._errors import NotFoldedError, OptionError, ShapeError
+from jaxfold._fold._run import require_keys
 from jaxfold._fold._trace import Trace, signature_of
 from jaxfold._tree._fold_report import FoldReport, FoldRow
 
@@ -59,7 +60,7 @@ class Folded:
             A plain tree: ``"params"``, the leaves that stay by their path, and ``"blocks"``, the coefficients.
 
         Raises:
-            StructureError, ShapeError: if the tree differs from that which was folded.
+            StructureError, ShapeError, DtypeError: if the tree, a shape or a dtype differs from what was folded.
             ConcretenessError: if a leaf is a tracer; under ``jit`` or ``grad`` use :meth:`contract_traced`.
             CoefficientError: if a leaf is not finite, or a coefficient does not fit its dtype.
         """
@@ -90,29 +91,28 @@ class Folded:
             A tree like that of :meth:`contract`, with the rows that the derivative of each denominator goes to.
 
         Raises:
-            StructureError, ShapeError: if the tree differs from that which was folded.
+            StructureError, ShapeError, DtypeError: if the tree, a shape or a dtype differs from what was folded.
         """
         leaves = self._trace.leaves(params)
         return {"params": self._trace.kept(leaves), "blocks": self._trace.runner.contract(leaves, jnp)}
 
-    def apply(self, contracted: dict[str, Any], *inputs: Any) -> Any:
+    def apply(self, contracted: Mapping[str, Any], *inputs: Any) -> Any:
         """What the function returns, from contracted parameters; not jitted by itself.
 
         Args:
             contracted: from :meth:`contract` or :meth:`contract_traced`.
-            *inputs: as the function was folded with. For other shapes it is traced again, once for each; the
-                coefficients must be the same then.
+            *inputs: as the function was folded with. For other shapes, dtypes or trees it is traced again, once for
+                each; the coefficients must be the same then.
 
         Returns:
             A tree like the function's own.
 
         Raises:
-            StructureError: if ``contracted`` is not of this function, or the inputs are another tree.
+            StructureError: if ``contracted`` is not of this function.
             ShapeError: if for these inputs the function would have other coefficients: fold it with such inputs.
         """
         trace = self._at(inputs)
-        if not isinstance(contracted, dict) or set(contracted) != {"params", "blocks"}:
-            raise StructureError("contracted", f"a {type(contracted).__name__}", "what contract returns", "")
+        require_keys("contracted", contracted, {"params", "blocks"})
         return trace.apply(contracted, inputs)
 
     def _at(self, inputs: tuple[Any, ...]) -> Trace:

@@ -23,6 +23,8 @@ from jaxfold._tree._fold_report import Decision
 
 ROOTS = {"sqrt", "rsqrt", "pow", "integer_pow"}
 SQUARES = {"square", "integer_pow", "mul"}
+NEITHER = "it is neither a mean square nor a variance of its input"
+PARTIAL = "its sum of squares is over a part of its input only, or has a mask or weights"
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,8 +87,8 @@ def norms(plan: Plan, centring: Centring | None = None, repeat: int = 1) -> list
             if key not in seen:
                 seen.add(key)
                 result.append(found.describe(equation, value, quadratic, repeat))
-        if not behind and (width := _masked_width(plan.analysis, equation)):
-            reason = "its sum of squares is over a part of its input only, or has a mask or weights"
+        if not behind and (other := _other_root(plan.analysis, equation)):
+            width, reason = other
             result.append(Norm(equation, width, "skipped", reason, repeat=repeat))
     return result
 
@@ -163,7 +165,8 @@ class _Norms:
             return "centred", ""
         if computed:
             return "absorbed", ""
-        return "skipped", "; ".join(filter(None, (_reason(quadratic, component), self._why_not(stream, quadratic))))
+        reasons = (_reason(quadratic, component), self._why_not(stream, quadratic))
+        return "skipped", "; ".join(dict.fromkeys(filter(None, reasons)))  # both may be one and the same
 
     def _stream(self, quadratic: Quadratic) -> Value | None:
         """The value that a norm takes the mean from."""
@@ -210,7 +213,7 @@ def _reason(quadratic: Quadratic, component: Component | None) -> str:
     if not quadratic.narrow():
         return f"its input, {_input(quadratic)}, is no affine map of anything narrower"
     if not is_sum_of_squares(quadratic):
-        return "it is neither a mean square nor a variance of its input"
+        return NEITHER
     if component is None:
         return "nothing reads it that could be contracted"
     if component.refused:
@@ -238,8 +241,7 @@ def _input(quadratic: Quadratic) -> str:
     if not varying or varying[0].origin is None:
         return "an input of the function"
     origin = varying[0].origin
-    line = line_of(origin.source)
-    return f"the result of {origin.name}" + (f" in {line}" if line else "")
+    return f"the result of {origin.described}"
 
 
 def _depends(plan: Plan, array: Affine) -> int:
@@ -250,8 +252,9 @@ def _depends(plan: Plan, array: Affine) -> int:
     return bits
 
 
-def _masked_width(analysis: Analysis, root: Equation) -> int:
-    """How many entries are summed, if it is the root of a sum of squares that the domain cannot read; else 0."""
+def _other_root(analysis: Analysis, root: Equation) -> tuple[int, str] | None:
+    """Of a root of sums of squares that is no norm: how many entries are summed, and why it is none."""
+    sums: dict[str, int] = {}
     stack = [(root.inputs[0], 0)]
     while stack:
         value, depth = stack.pop()
@@ -259,9 +262,12 @@ def _masked_width(analysis: Analysis, root: Equation) -> int:
         if origin is None or depth > 12 or analysis.is_known(value):
             continue
         if origin.name == "reduce_sum" and _has_square(origin.inputs[0]):
-            return math.prod(origin.inputs[0].shape) // max(math.prod(value.shape), 1)
+            read = isinstance(analysis.of(value), Quadratic)
+            width = math.prod(origin.inputs[0].shape) // max(math.prod(value.shape), 1)
+            sums.setdefault(NEITHER if read else PARTIAL, width)
+            continue
         stack += [(v, depth + 1) for v in origin.inputs if math.prod(v.shape) == math.prod(value.shape)]
-    return 0
+    return next(((sums[reason], reason) for reason in (PARTIAL, NEITHER) if reason in sums), None)
 
 
 def _has_square(value: Value) -> bool:
@@ -271,7 +277,7 @@ def _has_square(value: Value) -> bool:
         origin = value.origin
         if origin is None or depth > 4:
             continue
-        if origin.name in SQUARES and len(set(origin.inputs)) == 1:
+        if origin.name in SQUARES and len(set(origin.inputs)) == 1 and origin.params.get("y", 2) == 2:
             return True
         stack += [(v, depth + 1) for v in origin.inputs if v.shape == value.shape]
     return False

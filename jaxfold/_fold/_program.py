@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jaxfold._extend import Literal, bind
+from jaxfold._extend import Literal, bind, line_of
+from jaxfold._tree._fold_report import shown
 
 INLINED = {"jit", "pjit", "closed_call", "core_call"}
 
@@ -62,6 +63,14 @@ class Equation:
     @property
     def params(self) -> dict[str, Any]:
         return self.source.params
+
+    @property
+    def described(self) -> str:
+        """What it is called, and where it comes from, for a sentence."""
+        body = getattr(self.params.get("call_jaxpr"), "eqns", [])
+        (only,) = body if len(body) == 1 else (self.source,)  # relu, say, is a custom derivative of a jitted relu
+        name, line = only.params.get("name"), line_of(self.source)
+        return (name if isinstance(name, str) and name else self.name) + (f" in {shown(line)}" if line else "")
 
     def evaluate(self, arguments: Sequence[Any]) -> list[Any]:
         """What the equation makes of the arguments, as it was written."""

@@ -19,6 +19,26 @@ from jaxfold._fold._plan import Plan
 from jaxfold._fold._program import Equation, Value, inputs_behind
 from jaxfold._fold._schedule import schedule
 
+RETURNED = "Pass what contract returned."
+
+
+def require_keys(where: str, tree: Any, expected: set[str], *, exactly: bool = True) -> None:
+    """Raises :class:`StructureError` for anything but a mapping with these keys, naming those that differ."""
+    if not isinstance(tree, Mapping):
+        raise StructureError(where, f"a {type(tree).__name__}", f"a mapping with {_listed(expected)}", RETURNED)
+    missing, unknown = expected - set(tree), set(tree) - expected if exactly else set()
+    if missing or unknown:
+        got = [f"no {_listed(missing)}"] if missing else []
+        got += [f"the unknown {_listed(unknown)}"] if unknown else []
+        raise StructureError(where, " and ".join(got), _listed(expected), RETURNED)
+
+
+def _listed(keys: Iterable[Any]) -> str:
+    names = sorted(map(repr, keys))
+    if not names:
+        return "no keys"
+    return ("keys " if names[1:] else "key ") + ", ".join(names[:8]) + (", …" if names[8:] else "")
+
 
 class Runner:
     """What is left of a program after planning.
@@ -143,14 +163,12 @@ class Runner:
 
     def check(self, blocks: Any, where: str = "contracted['blocks']") -> None:
         """Raises :class:`StructureError` for coefficients of another function."""
-        if not isinstance(blocks, Mapping) or set(blocks) != set(self.names.values()):
-            got = f"the keys {sorted(blocks)}" if isinstance(blocks, Mapping) else f"a {type(blocks).__name__}"
-            raise StructureError(where, got, f"the keys {sorted(self.names.values())}", "Pass what contract returned.")
+        require_keys(where, blocks, set(self.names.values()))
         for place, name in self.names.items():
             if isinstance(place, Equation):
                 self.inner[place][1].check(blocks[name], f"{where}[{name!r}]")
             elif not isinstance(blocks[name], Mapping) or "kernel" not in blocks[name]:
-                raise StructureError(f"{where}[{name!r}]", "no kernel", "coefficients", "Pass what contract returned.")
+                raise StructureError(f"{where}[{name!r}]", "no kernel", "coefficients", RETURNED)
 
     def _evaluate(self, value: Value, environment: dict[Value, Any]) -> None:
         """Adds a known value to the environment, by the program's own equations."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,10 +12,11 @@ from jax import core
 
 from jaxfold._errors import DtypeError, ShapeError, StructureError
 from jaxfold._fold._centring import Centring
+from jaxfold._fold._components import LEFT_OUT
 from jaxfold._fold._norms import Norm, norms
 from jaxfold._fold._plan import plan_of
 from jaxfold._fold._program import Program
-from jaxfold._fold._run import Runner
+from jaxfold._fold._run import Runner, require_keys
 from jaxfold._tree._fold_report import FoldRow
 
 MOST_NAMED = 3  # writers of a stream that a row of the report names
@@ -55,8 +56,12 @@ class Trace:
         left = [norm for norm in self.norms if norm.decision != "skipped" and not wanted(self.row(norm))]
         for norm in left:
             for component in filter(None, (norm.component, *norm.absorbing)):
-                component.refuse("the predicate left it out")
+                component.refuse(LEFT_OUT)
         self._finish({norm.stream for norm in left if norm.stream is not None})
+        unwanted = {(norm.root, norm.quadratic) for norm in left}
+        for norm in self.norms:
+            if norm.decision == "skipped" and (norm.root, norm.quadratic) in unwanted:
+                norm.reason = LEFT_OUT  # that alone: something could have been done about it
 
     @property
     def names(self) -> list[str]:
@@ -83,10 +88,8 @@ class Trace:
     def kept(self, leaves: Sequence[Any]) -> dict[str, Any]:
         return {self.paths[index]: leaves[index] for index in self.runner.kept}
 
-    def apply(self, contracted: dict[str, Any], inputs: tuple[Any, ...]) -> Any:
-        missing = set(self.names) - set(contracted["params"])
-        if missing:
-            raise StructureError("contracted", f"no leaf {sorted(missing)[0]!r}", "what contract returns", "")
+    def apply(self, contracted: Mapping[str, Any], inputs: tuple[Any, ...]) -> Any:
+        require_keys("contracted['params']", contracted["params"], set(self.names), exactly=False)
         kept = [contracted["params"][name] for name in self.names]
         self.runner.check(contracted["blocks"])
         flat = jax.tree.leaves(inputs)

@@ -8,12 +8,20 @@ from typing import Any
 import numpy as np
 
 from jaxfold._algebra._dtype import promote
-from jaxfold._block._block import Block, check_epsilon
+from jaxfold._block._block import Block
 from jaxfold._block._contract import contract
 from jaxfold._block._contraction import Contraction
 from jaxfold._block._shape import Form, consumer_path
 from jaxfold._errors import OptionError, ShapeError
-from jaxfold._layers._layer import STACK_AXIS, Affine, Norm, canonical_dtype, canonical_precision, is_stacked
+from jaxfold._layers._layer import (
+    STACK_AXIS,
+    Affine,
+    Norm,
+    canonical_dtype,
+    canonical_epsilon,
+    canonical_precision,
+    is_stacked,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +51,7 @@ def assemble(producer: Affine, norm: Norm, consumers: dict[str | None, Affine]) 
     if len(producer.declared) != 2:
         got = repr(tuple(producer.declared[1:]))
         raise OptionError(f"producer.{producer.features_attribute}", got, "one output axis, the one that is normed", "")
-    try:
-        epsilon = check_epsilon(norm.epsilon)
-    except OptionError as error:
-        raise error.at("norm.epsilon") from None
+    epsilon = canonical_epsilon("norm", norm.epsilon)
     stacked = is_stacked("producer", producer)
     for name, layer in consumers.items():
         if is_stacked(consumer_path(name), layer) != stacked:

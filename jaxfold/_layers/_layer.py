@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from jaxfold._block._block import check_epsilon
 from jaxfold._block._leaves import STORAGE_DTYPES, unbox
 from jaxfold._block._shape import NormType
 from jaxfold._errors import OptionError, ShapeError, StructureError
@@ -82,6 +83,14 @@ def is_stacked(argument: str, layer: Affine) -> bool:
             hint,
         )
     return extra == 1
+
+
+def canonical_epsilon(argument: str, epsilon: Any) -> float:
+    """The ``epsilon`` attribute of a norm, as a finite number above 0."""
+    try:
+        return check_epsilon(epsilon)
+    except OptionError as error:
+        raise error.at(f"{argument}.epsilon") from None
 
 
 def canonical_dtype(argument: str, dtype: Any) -> np.dtype | None:

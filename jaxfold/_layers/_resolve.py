@@ -75,15 +75,7 @@ def resolve(
         OptionError: if a path is malformed, or has another number of ``*`` than the producer's.
         StructureError: if nothing matches the producer's path, or one of the others leads nowhere.
     """
-    patterns = {"producer": split("producer", producer), "norm": split("norm", norm)}
-    if isinstance(consumers, Mapping):
-        if not consumers:
-            raise OptionError("consumers", "an empty mapping", "at least one consumer", "")
-        for name in consumers:
-            if not isinstance(name, str):
-                raise OptionError("consumers", f"the name {name!r}", "names that are strings", "")
-    named: Mapping[Any, Any] = consumers if isinstance(consumers, Mapping) else {None: consumers}
-    patterns |= {consumer_path(name): split(consumer_path(name), path) for name, path in named.items()}
+    patterns = patterns_of(producer, norm, consumers)
     target = None if to is None else split("to", to)
     found = list(match(tree, patterns["producer"]))
     if not found:
@@ -99,9 +91,33 @@ def resolve(
         yield Resolved(
             producer=keys,
             norm=at["norm"],
-            consumers={name: at[consumer_path(name)] for name in named},
+            consumers={name: at[consumer_path(name)] for name in _by_name(consumers)},
             to=None if target is None else as_path(fill("to", target, captures)),
         )
+
+
+def patterns_of(producer: Any, norm: Any, consumers: Any) -> dict[str, Keys]:
+    """The keys of each layer's path, as the user gave it, by the argument that it was given as.
+
+    Raises:
+        OptionError: if a path is malformed, or a consumer has no name.
+    """
+    patterns = {"producer": split("producer", producer), "norm": split("norm", norm)}
+    return patterns | {
+        consumer_path(name): split(consumer_path(name), path) for name, path in _by_name(consumers).items()
+    }
+
+
+def _by_name(consumers: Any) -> Mapping[Any, Any]:
+    """The paths of the consumers; a single one goes by None."""
+    if not isinstance(consumers, Mapping):
+        return {None: consumers}
+    if not consumers:
+        raise OptionError("consumers", "an empty mapping", "at least one consumer", "")
+    for name in consumers:
+        if not isinstance(name, str):
+            raise OptionError("consumers", f"the name {name!r}", "names that are strings", "")
+    return consumers
 
 
 def _nothing(tree: Any, pattern: Keys) -> StructureError:

@@ -37,6 +37,7 @@ class BlockPaths:
     Raises:
         OptionError: if a path is malformed, has another number of ``*`` than the producer's, or an option is not
             accepted.
+        ConcretenessError: if ``epsilon`` is a tracer.
 
     Example:
         >>> import jaxfold

@@ -70,9 +70,6 @@ def _is_container(node: Any) -> bool:
 def _like(node: Any, items: dict[Any, Any], path: Keys) -> Any:
     """A container of the type of ``node`` that holds ``items``."""
     if isinstance(node, (list, tuple)):
-        if any(not isinstance(key, int) or key >= len(node) for key in items):
-            where = join(path) or "its root"
-            raise StructureError(where, f"a {type(node).__name__} of {len(node)}", "a place that it has", "")
         values = [{} if value is GONE else value for value in items.values()]
         if isinstance(node, tuple) and hasattr(node, "_fields"):
             return type(node)(*values)

@@ -67,9 +67,11 @@ def contract_tree(
         stays.
 
     Raises:
-        OptionError: if an option, or a pattern of ``blocks``, is not accepted.
-        StructureError: if ``params`` is no container, or ``inputs`` names a producer that is in no block.
-        ConcretenessError: if a leaf of a block is a tracer or has no values.
+        OptionError: if an option, or what ``blocks`` holds, is not accepted.
+        StructureError: if ``params`` is no container or holds one that cannot be rebuilt, or ``inputs`` names a
+            producer that is in no block.
+        ShapeError, DtypeError, CoefficientError: if ``inputs`` do not fit their block, or are not finite.
+        ConcretenessError: if a leaf of a block, or of ``inputs``, is a tracer or has no values.
         JaxfoldError: the reason for the first block that cannot be contracted, if ``strict``.
 
     Example:

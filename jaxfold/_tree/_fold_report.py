@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,7 +38,8 @@ class FoldRow:
         epsilon, norm_type, form, use_bias: what a ``ContractedDense`` in place of the block is made with;
             ``module_kwargs`` has all its arguments.
         keep_producer: whether the producer stays in the tree.
-        original, contracted: costs before and after, with the producer included where it stays.
+        original, contracted: costs before and after, with the producer included where it stays. FLOPs are those for one
+            row of input, or, from :func:`jaxfold.fold`, for inputs of the shapes that it was given.
         certificate: errors against float64, or None if they were not measured.
         notes: sentences about sharding names and shared leaves.
         parameters: paths of all parameters involved, where :func:`jaxfold.fold` found the block.
@@ -156,7 +158,10 @@ class FoldReport:
 
     @property
     def flops(self) -> tuple[int, int]:
-        """FLOPs for one row of input of the contracted blocks alone, before and after."""
+        """FLOPs of the contracted blocks alone, before and after.
+
+        For one row of input; from :func:`jaxfold.fold`, for inputs of the shapes that it was given.
+        """
         before, after = Cost(0, 0, 0), Cost(0, 0, 0)
         for row in self.contracted:
             before, after = before + (row.original or before), after + (row.contracted or after)
@@ -172,7 +177,14 @@ class FoldReport:
         }
 
     def to_json(self, indent: int | None = 2) -> str:
-        """The same as JSON text."""
+        """The same as JSON text.
+
+        Args:
+            indent: how many blanks for each level; None for one line.
+
+        Returns:
+            The text.
+        """
         return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
 
     def plot(self, *, quantity: Quantity = "parameters", ax: Axes | None = None) -> Axes:
@@ -208,6 +220,12 @@ class FoldReport:
         from jaxfold._report import fold_text
 
         return fold_text(self)
+
+
+def shown(source: str) -> str:
+    """A line of code as people are shown it: ``module at file:line (function)``, the file without its folders."""
+    *module, line = source.split(" at ")
+    return " at ".join([*module, re.sub(r"^.*[/\\]", "", line)])
 
 
 def _plain(value: Any) -> Any:

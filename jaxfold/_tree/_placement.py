@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxfold._errors import JaxfoldError, StructureError
-from jaxfold._tree._paths import Keys, join, lookup
+from jaxfold._tree._paths import Keys, child, join
 from jaxfold._tree._resolve import Found, kind
 
 Stays = set[tuple[str, Keys]]
@@ -43,13 +43,18 @@ def _occupied(params: Any, block: Found, removed: set[Keys], taken: list[Keys | 
     for other in taken:
         if other and (block.to[: len(other)] == other or other[: len(block.to)] == block.to):
             return StructureError(join(block.to), "the place of another block", "a place of its own", hint)
+    node = params
     for end in range(1, len(block.to) + 1):
         if block.to[:end] in removed:
             return None
+        parent, node = node, None
         try:
-            node = lookup("to", params, block.to[:end])[1]
-        except StructureError:
-            return None
+            _, node = child(parent, block.to[end - 1])
+        except KeyError:
+            if not isinstance(parent, (list, tuple)):
+                return None
+            got = f"no place in {join(block.to[: end - 1]) or 'params'}, a {type(parent).__name__} of {len(parent)}"
+            return StructureError(join(block.to[:end]), got, "one that is there, or a key of a mapping", hint)
         if end == len(block.to) or not isinstance(node, (Mapping, list, tuple)):
             return StructureError(join(block.to[:end]), "something that stays", "a free place", hint)
     return None

@@ -10,11 +10,11 @@ from jaxfold._block._leaves import unbox
 from jaxfold._block._shape import consumer_path, flag
 from jaxfold._errors import JaxfoldError, StructureError
 from jaxfold._layers._assemble import ReadBlock
-from jaxfold._layers._resolve import Resolved, resolve
+from jaxfold._layers._resolve import Resolved, patterns_of, resolve
 from jaxfold._tree._block_paths import BlockPaths
-from jaxfold._tree._paths import Keys, Path, join
+from jaxfold._tree._paths import Keys, Path, join, match
 from jaxfold.linen._chain import check_chain, check_kernels
-from jaxfold.linen._layers import PROJECTIONS, check_class, is_attention
+from jaxfold.linen._layers import PROJECTIONS, check_class, check_definition, is_attention
 from jaxfold.linen._read import read
 from jaxfold.linen._record import Record, record
 
@@ -31,8 +31,9 @@ def block_paths(
 ) -> list[BlockPaths]:
     """Blocks of a Linen model as :class:`jaxfold.BlockPaths`, with nothing guessed.
 
-    Runs ``model.init(key, *args, **kwargs)`` without computing anything, and sees which module reads what. Epsilon, the
-    kind of norm and stacks (``nn.scan``, ``nn.vmap``) come from the modules and their shapes; that the norm reads the
+    Runs ``model.init(key, *args, **kwargs)`` without computing anything, and sees which module reads what. Where that
+    fails, and for no reason that lies in a layer of the block, the model's own error is raised. Epsilon, the kind of
+    norm and stacks (``nn.scan``, ``nn.vmap``) come from the modules and their shapes; that the norm reads the
     producer's output, and the consumers the norm's, is checked.
 
     What it cannot see is a reader that is no module: a residual sum, an activation that is recorded with ``sow`` or
@@ -71,6 +72,9 @@ def block_paths(
     """
     flag("keep_producer", keep_producer)
     run = record(model, args, kwargs)
+    if run.error is not None:
+        _refuse_definitions(run, patterns_of(producer, norm, consumers))
+        raise run.error
     blocks = []
     modules = run.modules()
     explain = functools.partial(_explain, modules)
@@ -84,6 +88,21 @@ def block_paths(
             raise found.rename(error) from None
         blocks.append(found.block_paths(own, keep_producer=keep_producer))
     return blocks
+
+
+def _refuse_definitions(run: Record, patterns: Mapping[str, Keys]) -> None:
+    """Of a model that cannot be run: raises what is to be said of the layers of a block that were called by then.
+
+    An attribute that cannot be contracted may be what stopped it: a norm over a named axis needs that axis to run.
+    """
+    tree = run.entered_modules()
+    for role, pattern in patterns.items():
+        for keys, _ in match(tree, pattern):
+            try:
+                if keys in run.entered:
+                    check_definition(role, run.entered[keys])
+            except JaxfoldError as error:
+                raise error.at(join(keys) + error.argument[len(role) :]) from run.error
 
 
 def _expand_attention(run: Record, found: Resolved) -> Resolved:

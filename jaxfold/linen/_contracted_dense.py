@@ -51,7 +51,7 @@ class ContractedDense(nn.Module):
             Either may be wrapped in ``nn.with_partitioning``, with names for the axes of the leaf as it is stored.
 
     Raises:
-        OptionError: if an attribute is not accepted.
+        OptionError: if an attribute is not accepted, or ``epsilon`` is out of the range of the arithmetic.
         ShapeError: if ``x`` has another width than the parameters that were loaded.
         StructureError: if the parameters do not fit the attributes.
         DtypeError: if ``x`` is not real floating.
@@ -89,7 +89,17 @@ class ContractedDense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Any) -> Any:
-        """``(..., d)`` → ``(..., *features)``, or a dict of such by consumer."""
+        """Evaluates the block, as :func:`jaxfold.apply` does.
+
+        Args:
+            x: ``(..., d)``, any number of leading axes, of a floating dtype.
+
+        Returns:
+            ``(..., *features)``, or a dict of such by consumer, with its keys sorted.
+
+        Raises:
+            OptionError, ShapeError, StructureError, DtypeError: see the class.
+        """
         require_floating("x", x)
         if not x.shape:
             raise ShapeError("x", "shape ()", "shape (..., features)", "")

@@ -10,7 +10,7 @@ from flax.linen.dtypes import promote_dtype
 
 from jaxfold._errors import OptionError, StructureError
 from jaxfold._layers._einsum import check_einsum
-from jaxfold._layers._layer import Affine, Norm, check_flags
+from jaxfold._layers._layer import Affine, Norm, canonical_dtype, canonical_epsilon, check_flags
 from jaxfold._layers._refuse import (
     AFFINE_RULES,
     ATTENTION_RULES,
@@ -68,16 +68,47 @@ def check_class(role: str, module: Any) -> None:
         match_class(role, module, AFFINE, _AFFINES, _OVERRIDDEN)
 
 
+def check_definition(role: str, module: Any) -> None:
+    """What a module in a model says of itself: all that can be refused without its leaves or its calls.
+
+    Raises:
+        StructureError, OptionError: naming the role, or an attribute of it.
+    """
+    if role == "consumers" and is_attention(module):
+        match_class(role, module, ATTENTION, _AFFINES, _OVERRIDDEN)
+        check_attributes(role, module, ATTENTION_RULES)
+        _check_heads(role, module)
+    else:
+        check_class(role, module)
+        if role == "norm":
+            check_attributes(role, module, NORM_RULES)
+            canonical_epsilon(role, module.epsilon)
+        else:
+            _check_affine(role, module)
+    canonical_dtype(role, module.dtype)
+
+
+def _check_affine(argument: str, definition: Any) -> None:
+    check_attributes(argument, definition, (*AFFINE_RULES, promotion_rule(promote_dtype)))
+    if isinstance(definition, nn.Einsum):
+        check_einsum(f"{argument}.einsum_str", definition.einsum_str)
+
+
+def _check_heads(argument: str, definition: Any) -> None:
+    features, heads = definition.qkv_features, definition.num_heads
+    if features is not None and features % heads:
+        raise OptionError(f"{argument}.qkv_features", f"{features}", f"a multiple of num_heads, {heads}", "")
+
+
 def read_affine(argument: str, layer: Any) -> Affine:
     """A Dense, DenseGeneral or Einsum."""
     module, leaves = split(argument, layer, _LAYER)
     features_attribute = match_class(argument, module, AFFINE, _LAYER, _LIFTED)
     definition: Any = module
-    check_attributes(argument, definition, (*AFFINE_RULES, promotion_rule(promote_dtype)))
+    _check_affine(argument, definition)
     leaves = _require_leaves(argument, leaves, _LAYER, type(module).__name__)
     check_flags(argument, leaves, bias=("use_bias", definition.use_bias))
     if isinstance(definition, nn.Einsum):
-        check_einsum(f"{argument}.einsum_str", definition.einsum_str)
         declared = tuple(definition.shape)
     else:
         features = definition.features
@@ -121,10 +152,9 @@ def read_consumers(consumers: Any) -> dict[str | None, Affine]:
 def _read_attention(module: Any, leaves: Any) -> dict[str | None, Affine]:
     match_class("consumers", module, ATTENTION, _LAYER, _LIFTED)
     check_attributes("consumers['query']", module, ATTENTION_RULES)
+    _check_heads("consumers", module)
     leaves = _require_leaves("consumers", leaves, _LAYER, type(module).__name__)
     qkv_features, heads = module.qkv_features, module.num_heads
-    if qkv_features is not None and qkv_features % heads:
-        raise OptionError("consumers.qkv_features", f"{qkv_features}", f"a multiple of num_heads, {heads}", "")
     head_dim = None if qkv_features is None else qkv_features // heads
     read: dict[str | None, Affine] = {}
     for name in PROJECTIONS:

@@ -7,6 +7,7 @@ receives, unless something was computed in between.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import flax.linen as nn
@@ -40,10 +41,15 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The calls of a run in the order in which they ended, and the params that init would make, as shapes."""
+    """The calls of a run in the order in which they ended, and the params that init would make, as shapes.
+
+    A model that cannot be run leaves its ``error``, and in ``entered`` the modules that were called until then.
+    """
 
     calls: list[Call]
     params: Any
+    entered: dict[tuple[str, ...], Any] = dataclasses.field(default_factory=dict)
+    error: Exception | None = None
 
     def of(self, path: tuple[Any, ...]) -> list[Call]:
         """The calls of the module at a path."""
@@ -51,16 +57,15 @@ class Record:
 
     def modules(self) -> dict[str, Any]:
         """The paths of all modules, as nested dicts of names."""
-        tree: dict[str, Any] = {}
-        for call in self.calls:
-            node = tree
-            for name in call.path:
-                node = node.setdefault(name, {})
-        return tree
+        return _nested(call.path for call in self.calls)
+
+    def entered_modules(self) -> dict[str, Any]:
+        """The same of those that were called before the error."""
+        return _nested(self.entered)
 
 
 def record(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record:
-    """Runs ``model.init`` without computing anything.
+    """Runs ``model.init`` without computing anything; an error of the model is part of the record.
 
     Raises:
         StructureError: if ``model`` is no Linen module.
@@ -69,8 +74,10 @@ def record(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record:
         hint = "For an NNX model there is jaxfold.nnx.block_paths." if hasattr(model, "eval") else ""
         raise StructureError("model", f"a {type(model).__name__}", "a flax.linen.Module", hint)
     calls: list[Call] = []
+    entered: dict[tuple[str, ...], Any] = {}
 
     def intercept(next_call: Any, call_args: Any, call_kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        entered[tuple(context.module.path)] = context.module
         outputs = next_call(*call_args, **call_kwargs)
         calls.append(
             Call(
@@ -95,7 +102,20 @@ def record(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record:
             return model.init(jax.random.key(0), *call_args, **call_kwargs)
 
     arrays = [leaf for leaf, array in zip(leaves, traced, strict=True) if array]
-    return Record(calls, jax.eval_shape(init, arrays).get("params", {}))
+    try:
+        variables = jax.eval_shape(init, arrays)
+    except Exception as error:  # a model may raise anything
+        return Record(calls, {}, entered, error)
+    return Record(calls, variables.get("params", {}), entered)
+
+
+def _nested(paths: Iterable[tuple[str, ...]]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path in paths:
+        node = tree
+        for name in path:
+            node = node.setdefault(name, {})
+    return tree
 
 
 def _arrays(tree: Any) -> tuple[Any, ...]:

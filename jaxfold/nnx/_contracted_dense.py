@@ -65,7 +65,7 @@ class ContractedDense(nnx.Module):
         consumer: the same of a single consumer; ``consumers`` holds several by name.
 
     Raises:
-        OptionError: if an argument is not accepted.
+        OptionError: if an argument is not accepted; when called, if ``epsilon`` is out of the range of the arithmetic.
         ShapeError: when called, if ``x`` has another width than ``in_features``, or the variables hold what was loaded
             from a block of other sizes or another form.
         StructureError: when called, if what was loaded has other leaves.
@@ -125,7 +125,17 @@ class ContractedDense(nnx.Module):
             self.consumers = nnx.Dict(groups)
 
     def __call__(self, x: Any) -> Any:
-        """``(..., d)`` → ``(..., *features)``, or a dict of such by consumer."""
+        """Evaluates the block, as :func:`jaxfold.apply` does.
+
+        Args:
+            x: ``(..., d)``, any number of leading axes, of a floating dtype.
+
+        Returns:
+            ``(..., *features)``, or a dict of such by consumer, with its keys sorted.
+
+        Raises:
+            OptionError, ShapeError, StructureError, DtypeError: see the class.
+        """
         contraction = self.contraction
         self._check_loaded(contraction)
         outputs = apply(contraction, x, precision=self.precision)

@@ -37,6 +37,7 @@ def block(producer: Any, norm: Any, consumers: Any | Mapping[str, Any]) -> Block
         OptionError: naming an attribute that cannot be contracted, as in ``norm.reduction_axes``.
         ShapeError: if shapes do not fit each other or the module.
         DtypeError: if a leaf is integer, complex or quantised.
+        ConcretenessError: if the norm's ``epsilon`` is a tracer.
 
     Example:
         >>> from flax import nnx

@@ -48,9 +48,12 @@ class Walk:
             if own is None or join(own) == join(keys[:end]):
                 continue
             there = f"{join(own)!r}" if own else "the root"
+            if end == len(keys):  # the other path is no way out: it is one and the same layer
+                got = f"the path {join(keys)!r} of a module that the model holds at {there} too"
+                return StructureError(argument, got, "one of its own", _SHARED)
             got = f"the path {join(keys)!r}, though the module at {join(keys[:end])!r} is also at {there}"
             expected = f"a path as in the state, which holds it there alone: {join((*own, *keys[end:]))!r}"
-            return StructureError(argument, got, expected, _SHARED if end == len(keys) else "")
+            return StructureError(argument, got, expected, "")
         return None
 
     def require_sole_owner(self, argument: str, path: Keys) -> None:

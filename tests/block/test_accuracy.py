@@ -19,6 +19,8 @@ import jaxfold
 from tests.families import FAMILIES, draw
 from tests.reference import row_errors, two_pass
 
+pytestmark = pytest.mark.maths
+
 SIZES = [(16, 128, 128), (24, 64, 32), (40, 16, 7)]
 CANCELLING = {
     "inputs cancelling the bias",

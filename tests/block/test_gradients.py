@@ -69,6 +69,7 @@ def loss(outputs: Any) -> Any:
     return jnp.sum(jnp.sin(outputs) * jnp.arange(outputs.size, dtype=outputs.dtype).reshape(outputs.shape))
 
 
+@pytest.mark.maths
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("form", ["direct", "packed", "standard"])
 @pytest.mark.parametrize("name", CASES)
@@ -84,6 +85,7 @@ def test_input_gradients(name: str, form: Any) -> None:
     )
 
 
+@pytest.mark.maths
 @pytest.mark.parametrize("name", CASES)
 def test_input_gradients_in_float32(name: str) -> None:
     """2⁻²⁴ times the 64 terms of the longest chain of two products is 4e-6."""
@@ -151,6 +153,7 @@ def test_packed_gradient_is_the_triangle_of_the_direct_one() -> None:
     chex.assert_trees_all_close(of_packed.params["consumer"], of_direct.params["consumer"], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.maths
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("form", ["direct", "packed", "standard"])
 def test_every_mode_agrees_with_finite_differences(form: Any) -> None:

@@ -64,6 +64,29 @@ class Refusal:
 S, H, D = jaxfold.StructureError, jaxfold.ShapeError, jaxfold.DtypeError
 K, B = r"'kernel'", r"'bias' \(optional\)"
 
+# Changes of a producer with a kernel in (out, in), (16, 4); what does not fit it, and which leaves fit its first axis.
+TURNED: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
+    "the consumer": ({}, "consumers['kernel']", r"\(16, 3\)", r"\(4, 3\)", "consumers['kernel']"),
+    "one of several": (
+        {"consumers": {"a": {"kernel": zeros(4, 3)}} | {key: {"kernel": zeros(16, 3)} for key in "bc"}},
+        *("consumers['b']['kernel']", r"\(16, 3\)", r"\(4, 3\)", "consumers['b']['kernel'], consumers['c']['kernel']"),
+    ),
+    "the norm, beside a torch consumer": (
+        {"norm": {"scale": zeros(16)}, "consumers": {"kernel": zeros(3, 16)}},
+        *("consumers['kernel']", r"\(3, 16\)", r"\(4, 16\)", "norm['scale']"),
+    ),
+    "its own bias, beside a torch consumer that fits": (
+        {"producer": {"kernel": zeros(16, 4), "bias": zeros(16)}, "norm": {"scale": zeros(16)}}
+        | {"consumers": {"kernel": zeros(4, 16)}},
+        *("producer['bias']", r"\(16,\)", r"\(4,\)", "producer['bias'], norm['scale']"),
+    ),
+    "a consumer in a stack": (
+        {"producer": {"kernel": zeros(2, 16, 4)}, "consumers": {"kernel": zeros(2, 16, 3)}, "stacked": True},
+        *("consumers['kernel']", r"\(2, 16, 3\)", r"\(2, 4, 3\)", "consumers['kernel']"),
+    ),
+}
+FLOATING = r"Convert it to a floating dtype first, as in leaf\.astype\('float32'\)\.$"
+
 # Seen from names, shapes and dtypes alone: contract, Block and plan all refuse these, in the same words.
 STRUCTURE = {
     "no producer kernel": Refusal(only("producer", bias=zeros(16)), S, "producer['kernel']", "nothing", f"{K}, {B}"),
@@ -96,14 +119,29 @@ STRUCTURE = {
         with_("producer", bias=zeros(17)), H, "producer['bias']", r"\(17,\)", r"\(16,\)", "width of the producer"
     ),
     "a scalar bias": Refusal(with_("producer", bias=zeros()), H, "producer['bias']", r"\(\)", r"\(16,\)"),
-    "a scale too short": Refusal(with_("norm", scale=zeros(4)), H, "norm['scale']", r"\(4,\)", r"\(16,\)", "width"),
+    "a scale too short": Refusal(
+        with_("norm", scale=zeros(4)), H, "norm['scale']", r"\(4,\)", r"\(16,\)", r"producer\.$"
+    ),
     "a norm bias in rows": Refusal(with_("norm", bias=zeros(1, 16)), H, "norm['bias']", r"\(1, 16\)", r"\(16,\)"),
     "a transposed consumer kernel": Refusal(
-        with_("consumers", kernel=zeros(3, 16)), H, "consumers['kernel']", r"\(3, 16\)", r"\(16, 16\)", r"\(in, out\)"
+        with_("consumers", kernel=zeros(3, 16)),
+        H,
+        "consumers['kernel']",
+        r"\(3, 16\)",
+        r"\(16, 16\)",
+        r"\.T turns them\.$",
     ),
     "a transposed kernel in one of several": Refusal(
         only("consumers", q={"kernel": zeros(3, 16)}), H, "consumers['q']['kernel']", r"\(3, 16\)", r"\(16, 16\)"
     ),
+    **{
+        f"a torch producer, known by {name}": Refusal(
+            {"producer": {"kernel": zeros(16, 4)}, "norm": None, "consumers": {"kernel": zeros(16, 3)}} | change,
+            *(H, argument, got, expected),
+            rf"It may be producer\['kernel'\] that is to be turned: its first axis, 16, fits {re.escape(fits)}\.$",
+        )
+        for name, (change, argument, got, expected, fits) in TURNED.items()
+    },
     "a consumer bias too short": Refusal(
         with_("consumers", bias=zeros(2)), H, "consumers['bias']", r"\(2,\)", r"\(3,\)", "features of its kernel"
     ),
@@ -155,11 +193,17 @@ STRUCTURE = {
     **{
         f"{kind} leaves": Refusal(with_("norm", scale=leaf), D, "norm['scale']", re.escape(got), FLOATS, hint)
         for kind, leaf, got, hint in [
-            ("integer", zeros(16, dtype=np.int32), "dtype int32", "Dequantise"),
             ("int8-quantised", zeros(16, dtype=np.int8), "dtype int8", "Dequantise"),
+            ("uint8-quantised", zeros(16, dtype=np.uint8), "dtype uint8", "Dequantise"),
+            ("int4-quantised", zeros(16, dtype=jnp.int4), "dtype int4", "Dequantise"),
             ("float8", zeros(16, dtype=jnp.float8_e4m3fn), "dtype float8_e4m3fn", "Dequantise"),
+            *(
+                (name, zeros(16, dtype=name), f"dtype {name}", FLOATING)
+                for name in ("int16", "uint16", "int32", "uint32")
+            ),
+            *((name, zeros(16, dtype=name), f"dtype {name}", FLOATING) for name in ("int64", "uint64", "bool")),
+            ("raw", zeros(16, dtype="V2"), "dtype |V2", r"leaf\.view\('bfloat16'\)"),
             ("complex", zeros(16, dtype=np.complex64), "dtype complex64", ""),
-            ("bool", zeros(16, dtype=bool), "dtype bool", ""),
             ("string", zeros(16, dtype="U3"), "dtype <U3", ""),
             ("list", [1.0] * 16, "a list", "numpy.asarray"),
             ("float", 1.0, "a float", "numpy.asarray"),

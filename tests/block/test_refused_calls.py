@@ -364,5 +364,8 @@ def test_integer_coefficients_and_masked_leaves() -> None:
     masked = {"kernel": np.ma.masked_array(CASE.producer["kernel"])}
     with pytest.raises(jaxfold.DtypeError, match=r"producer\['kernel'\]: got a MaskedArray"):
         jaxfold.contract(masked, *CASE.layers[1:], epsilon=1e-3)
+    keys = {"scale": jax.random.split(jax.random.key(0), 16)}
+    with pytest.raises(jaxfold.DtypeError, match=r"norm\['scale'\]: got dtype key<fry>.* Cast it first"):
+        jaxfold.contract(CASE.producer, keys, CASE.consumer, epsilon=1e-3)
     with pytest.raises(jaxfold.ShapeError, match=r"producer\['kernel'\]: got shape \(4, -16\).*no empty axis"):
         jaxfold.plan({"kernel": (4, -16)}, None, {"kernel": (-16, 3)})

@@ -279,3 +279,12 @@ def test_storage_is_the_float64_coefficient_rounded_once(form: Any, dtype: Any) 
     same_bits(
         contract(*CASE.layers, form=form, dtype=dtype).params, jax.tree.map(lambda a: a.astype(dtype), exact.params)
     )
+
+
+def test_order_of_several_outputs() -> None:
+    """Sorted, as in any dict that has been through JAX, whatever order the consumers were given in."""
+    case = make_case(4, 16, 3).astype(np.float32)
+    for names in (("z", "a", "k"), ("k", "z", "a")):
+        block = jaxfold.contract(case.producer, case.norm, dict.fromkeys(names, case.consumer), epsilon=1e-3)
+        assert list(jaxfold.apply(block, case.x)) == ["a", "k", "z"]
+        assert list(block.D) == list(block.c) == ["a", "k", "z"]

@@ -25,6 +25,8 @@ from tests.families import DTYPES, FAMILIES, draw
 from tests.reference import two_pass_gradients
 from tests.x64 import set_x64
 
+pytestmark = pytest.mark.maths
+
 # Where the output is a small difference of large terms, D's rounding is the same for every row, while the original
 # rounds each row anew and its gradients average over them: there the bar is 20 instead of 2. docs/numerics.md.
 CANCELLING = {

@@ -16,7 +16,7 @@ STREAM_CHUNKS, STREAMS_EACH = 3, 5
 # Entries are about 1, but a program may multiply arrays and take differences: see the benchmark for a count of these.
 FLOAT64 = 1e-9
 
-pytestmark = pytest.mark.usefixtures("x64", "usual")
+pytestmark = [pytest.mark.maths, pytest.mark.usefixtures("x64", "usual")]
 
 
 @pytest.fixture(autouse=True)

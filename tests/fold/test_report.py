@@ -102,6 +102,18 @@ def test_source_of_modules() -> None:
     assert set(str(row.consumers).split(", ")) == {"params/norm", "params/down"}
 
 
+def test_reasons_name_functions_and_files() -> None:
+    """What stands in the way is called by its name, and of the file's path no folder is shown; the row has it whole."""
+    params = weights(a=(4, 32), w=(32, 3))
+
+    def after_a_nonlinearity(params: Any, x: Any) -> Any:
+        return layer_norm(jax.nn.relu(x @ params["a"])) @ params["w"]
+
+    (row,) = jaxfold.fold(after_a_nonlinearity, params, jnp.ones((7, 4))).report.rows
+    assert "the result of relu in test_report.py:" in row.reason
+    assert row.source.startswith(__file__.removesuffix("test_report.py"))
+
+
 def test_strict() -> None:
     params = weights(**SHAPES)
     with pytest.raises(jaxfold.NotFoldedError) as caught:
@@ -119,12 +131,86 @@ def test_where() -> None:
     params = weights(**SHAPES)
     folded = check(three, params, X, where=lambda row: row.epsilon > 1e-4)
     assert decisions(folded) == ["skipped", "contracted", "skipped"]
-    assert "predicate" in folded.report.rows[0].reason
+    assert folded.report.rows[0].reason == "the predicate left it out"
     assert {"A", "a", "g", "W"} <= set(folded.contract(params)["params"])
     assert decisions(check(three, params, X, where=lambda row: "A" in row.parameters))[:2] == ["contracted", "skipped"]
     nothing = check(three, params, X, where=lambda row: False)
     assert set(decisions(nothing)) == {"skipped"}
     assert nothing.report.parameters[0] == nothing.report.parameters[1]
+
+
+def stream(p: Any, x: Any) -> Any:
+    """A LayerNorm that can be centred, of a stream."""
+    h = jnp.tanh(x) @ p["K"] + jnp.sin(x) @ p["K"]
+    return jnp.tanh(layer_norm(h))
+
+
+def kept(p: Any, x: Any) -> Any:
+    """A norm whose scale alone can go."""
+    h = jnp.tanh(x @ p["A"])
+    return h * jax.lax.rsqrt((h * h).mean(-1, keepdims=True) + 1e-3) * p["g"] @ p["W"]
+
+
+@pytest.mark.parametrize(
+    ("function", "decision"),
+    [
+        (first, "contracted"),
+        (lambda p, x: second(p, x[:, :3]), "contracted"),
+        (stream, "centred"),
+        (kept, "absorbed"),
+    ],
+)
+def test_reason_of_what_is_left_out(function: Any, decision: str) -> None:
+    """The predicate alone, whatever would have been done, and once."""
+    params = weights(**SHAPES, K=(4, 64))
+    assert decisions(check(function, params, X)) == [decision]
+    (row,) = check(function, params, X, where=lambda row: False).report.rows
+    assert (row.decision, row.reason) == ("skipped", "the predicate left it out")
+
+
+def test_reason_beside_what_is_left_out() -> None:
+    """A norm that nothing could be done about keeps its own reason."""
+    params = weights(**SHAPES)
+    reasons = [row.reason for row in jaxfold.fold(three, params, X, where=lambda row: False).report.rows]
+    assert reasons[:2] == ["the predicate left it out"] * 2
+    assert reasons[2] == jaxfold.fold(three, params, X).report.rows[2].reason
+
+
+NEITHER = "it is neither a mean square nor a variance of its input"
+PARTIAL = "its sum of squares is over a part of its input only, or has a mask or weights"
+ODD: dict[str, tuple[Any, str]] = {
+    "more of the mean than of the squares": (lambda h: 2 * mean(h) ** 2 - mean(h * h) + 100, NEITHER),
+    "a difference of itself": (lambda h: mean(h * h) - mean(h * h) + 100, NEITHER),
+    "weights": (lambda h: mean(h * h * jnp.arange(64.0)) + 100, PARTIAL),
+    "a mask": (lambda h: mean(jnp.where(h > 0, h * h, 0)) + 100, PARTIAL),
+    "a mask besides": (lambda h: 2 * mean(h) ** 2 - mean(jnp.where(h > 0, h * h, 0)) + 100, PARTIAL),
+}
+
+
+def mean(h: Any) -> Any:
+    return h.mean(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_reasons_of_other_roots(name: str) -> None:
+    under, reason = ODD[name]
+
+    def fn(p: Any, x: Any) -> Any:
+        h = x @ p["A"]
+        return jnp.tanh(h * jax.lax.rsqrt(under(h)))
+
+    (row,) = check(fn, weights(**SHAPES), X).report.rows
+    assert (row.decision, row.width, row.reason) == ("skipped", 64, reason)
+
+
+def test_other_powers_are_no_squares() -> None:
+    """A mean of fourth powers is no sum of squares with weights; it has no row."""
+
+    def fn(p: Any, x: Any) -> Any:
+        h = x @ p["A"]
+        return jnp.tanh(h / jnp.sqrt(mean(h**4) + 1))
+
+    assert check(fn, weights(**SHAPES), X).report.rows == ()
 
 
 def test_where_inside_a_scan() -> None:

@@ -431,7 +431,6 @@ def test_wrong_arguments() -> None:
     """Trees that do not fit are refused with their paths, not looked up by chance."""
     params = weights(**SHAPES)
     folded = jaxfold.fold(lambda p, x: jnp.tanh(block(p, x)) @ p["K"][:3], params, X)
-    contracted = folded.contract(params)
     with pytest.raises(jaxfold.StructureError):
         folded.contract({key: leaf for key, leaf in params.items() if key != "W"})
     with pytest.raises(jaxfold.ShapeError, match="W"):
@@ -440,12 +439,47 @@ def test_wrong_arguments() -> None:
         jax.jit(folded.contract)(params)
     with pytest.raises(jaxfold.CoefficientError, match="a"):
         folded.contract({**params, "a": params["a"].at[0].set(jnp.nan)})
-    with pytest.raises(jaxfold.StructureError):
-        folded.apply(params, X)
-    with pytest.raises(jaxfold.StructureError):
-        folded.apply({**contracted, "params": {}}, X)
-    with pytest.raises(jaxfold.StructureError):
-        folded.apply({**contracted, "blocks": {}}, X)
+    with pytest.raises(jaxfold.DtypeError, match="W: got dtype float32; expected dtype float64, as it was folded with"):
+        folded.contract({**params, "W": params["W"].astype(np.float32)})
+    with pytest.raises(jaxfold.DtypeError, match="W: got dtype float32"):
+        folded.contract_traced({**params, "W": params["W"].astype(np.float32)})
+
+
+def test_contracted_of_another_kind() -> None:
+    """What is missing and what has no place, by name."""
+    params = weights(**SHAPES)
+    folded = jaxfold.fold(lambda p, x: jnp.tanh(block(p, x)) @ p["K"][:3], params, X)
+    contracted = folded.contract(params)
+    both = r"; expected keys 'blocks', 'params'\. Pass what contract returned\."
+    wrong = {
+        r"^contracted: got no keys 'blocks', 'params' and the unknown key 'a'" + both: {"a": 1},
+        r"^contracted: got no keys 'blocks', 'params' and the unknown keys 'A', 'K', 'W', 'a'" + both: params,
+        r"^contracted: got no key 'blocks'" + both: {"params": contracted["params"]},
+        r"^contracted: got the unknown key 'step'" + both: {**contracted, "step": 3},
+        r"^contracted: got a list; expected a mapping with keys 'blocks', 'params'\.": [contracted],
+        r"^contracted\['params'\]: got no key 'K'; expected key 'K'\.": {**contracted, "params": {}},
+        r"^contracted\['params'\]: got a NoneType; expected a mapping with key 'K'\.": {**contracted, "params": None},
+        r"^contracted\['blocks'\]: got no keys '0', '1'; expected keys '0', '1'\.": {**contracted, "blocks": {}},
+        r"^contracted\['blocks'\]\['0'\]: got no kernel": {**contracted, "blocks": {"0": {}, "1": {}}},
+    }
+    for message, tree in wrong.items():
+        with pytest.raises(jaxfold.StructureError, match=message):
+            folded.apply(tree, X)  # pyright: ignore[reportArgumentType]
+    frozen = flax.core.freeze(contracted)  # as some checkpoints restore it
+    assert difference(folded.apply(frozen, X), folded.apply(contracted, X)) == 0.0
+    idle = jaxfold.fold(lambda p, x: jnp.tanh(x @ p["K"]), params, X)
+    with pytest.raises(jaxfold.StructureError, match=r"\['blocks'\]: got the unknown key '0'; expected no keys"):
+        idle.apply({**idle.contract(params), "blocks": {"0": {}}}, X)
+
+
+def test_inputs_of_another_tree() -> None:
+    """A function that takes them folds otherwise, or as before; one that doesn't has an error of its own."""
+    params = weights(**SHAPES)
+    folded = jaxfold.fold(lambda p, x: block(p, x[0] if isinstance(x, tuple) else x), params, X)
+    contracted = folded.contract(params)
+    assert difference(folded.apply(contracted, (X, X)), block(params, X)) < FLOAT64
+    with pytest.raises(TypeError, match="dict"):
+        folded.apply(contracted, {"x": X})
 
 
 def test_parameters_of_another_dtype() -> None:

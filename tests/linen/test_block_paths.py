@@ -204,6 +204,72 @@ def test_refused(name: str) -> None:
     assert words in str(caught.value)
 
 
+class Three(nn.Module):
+    """A block of any three layers, and a layer after it."""
+
+    up: Any
+    norm: Any
+    down: Any
+    after: Any = nn.relu
+
+    def __call__(self, x: Any) -> Any:
+        return self.after(self.down(self.norm(self.up(x))))
+
+
+def broken(*args: Any, **kwargs: Any) -> Any:
+    raise ZeroDivisionError
+
+
+ATTENTION = nn.MultiHeadDotProductAttention
+# Each of these models cannot be run abstractly, because of the attribute that is named.
+STOPPING: dict[str, tuple[dict[str, Any], str]] = {
+    "axis name": ({"norm": nn.LayerNorm(axis_name="b")}, "norm.axis_name"),
+    "axis name of the other norm": ({"norm": nn.RMSNorm(axis_name="b")}, "norm.axis_name"),
+    "axis name of a norm as the consumer": ({"down": nn.LayerNorm(axis_name="b")}, "down"),
+    "epsilon": ({"norm": nn.LayerNorm(epsilon="1e-6")}, "norm.epsilon"),  # pyright: ignore[reportArgumentType]
+    "norm's dtype": ({"norm": nn.LayerNorm(dtype=jnp.int32)}, "norm.dtype"),
+    "dtype": ({"down": nn.Dense(3, dtype=jnp.int32)}, "down.dtype"),
+    "product": ({"up": nn.Dense(16, dot_general=broken)}, "up.dot_general"),
+    "promotion": ({"down": nn.Dense(3, promote_dtype=broken)}, "down.promote_dtype"),
+    "axis": ({"up": nn.DenseGeneral(16, axis=-3)}, "up.axis"),
+    "batch": ({"up": nn.DenseGeneral(16, batch_dims=(1,))}, "up.batch_dims"),
+    "equation": ({"up": nn.Einsum((4, 16), "bd,nd->bn")}, "up.einsum_str"),
+    "batch norm": ({"norm": nn.BatchNorm()}, "norm"),
+    "batch norm over a named axis": ({"norm": nn.BatchNorm(axis_name="b", use_running_average=False)}, "norm"),
+    "dropout": ({"norm": nn.Dropout(0.5)}, "norm"),
+    "groups": ({"norm": nn.GroupNorm(7)}, "norm"),
+    "convolution": ({"up": nn.Conv(16, (3, 3, 3))}, "up"),
+    "heads": ({"down": ATTENTION(4, qkv_features=6)}, "down.qkv_features"),
+    "attention's product": ({"down": ATTENTION(2, qkv_dot_general=broken)}, "down.qkv_dot_general"),
+}
+
+
+@pytest.mark.parametrize("name", STOPPING)
+def test_refused_although_the_model_cannot_be_run(name: str) -> None:
+    changes, argument = STOPPING[name]
+    model = Three(**{"up": nn.Dense(16), "norm": nn.LayerNorm(), "down": nn.Dense(3)} | changes)
+    with pytest.raises(jaxfold.JaxfoldError) as caught:
+        block_paths(model, X, **paths())
+    assert caught.value.argument == argument
+
+
+def test_a_model_that_cannot_be_run() -> None:
+    """For any other reason, its own error. The layers that were called by then are matched by pattern too."""
+    layers: dict[str, Any] = {"up": nn.Dense(16), "norm": nn.LayerNorm(), "down": nn.Dense(3)}
+    with pytest.raises(NameError, match="axis name"):
+        block_paths(Three(**layers, after=nn.LayerNorm(axis_name="b")), X, **paths())
+    with pytest.raises(ZeroDivisionError):
+        block_paths(Three(**layers, after=broken), X, **paths())
+    malformed: dict[str, Any] = paths(norm="")
+    with pytest.raises(jaxfold.OptionError, match="norm: got ''"):
+        block_paths(Three(**layers, after=broken), X, **malformed)
+    named = Three(layers["up"], nn.LayerNorm(axis_name="b"), layers["down"])
+    patterns: dict[str, Any] = {"producer": "u*", "norm": "no*m", "consumers": {"out": "down"}}
+    with pytest.raises(jaxfold.OptionError, match=r"norm\.axis_name") as caught:
+        block_paths(named, X, **patterns)
+    assert isinstance(caught.value.__cause__, NameError)  # both are shown
+
+
 class Returns(nn.Module):
     which: str
 

@@ -114,8 +114,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "alias": (
         paths("twice/"),
         "producer",
-        "the path 'twice/up', though the module at 'twice/up' is also at 'again'; expected a path as in the state, "
-        "which holds it there alone: 'again'. Contracting it here",
+        "the path 'twice/up' of a module that the model holds at 'again' too; expected one of its own. Contracting it "
+        "here would change it there: give the block layers of its own first.",
     ),
     "alias of one that encloses it": (
         paths("named/first/"),

@@ -128,6 +128,28 @@ def test_places(name: str) -> None:
     assert row.reason.startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("to", "message"),
+    [
+        ("others/2", "others/2: got no place in others, a list of 2; expected one that is there, or a key of a map"),
+        ("others/2/block", "others/2: got no place in others, a list of 2;"),
+        ("others/x", "others/x: got no place in others, a list of 2;"),
+        (("others", -1), "others/-1: got no place in others, a list of 2;"),
+        ("others/1/3", "others/1/3: got no place in others/1, a tuple of 1;"),
+    ],
+)
+def test_places_that_a_list_does_not_have(to: Any, message: str) -> None:
+    params: dict[str, Any] = tree() | {"others": [np.ones(2), (np.ones(2),)]}
+    row = one(params, BlockPaths(producer="net/up", norm="net/norm", consumers="net/down", epsilon=1e-3, to=to))
+    assert row.reason.startswith(message)
+    assert row.reason.endswith("Say where the contracted block goes with BlockPaths(to=...).")
+    layers = ([params["net"]["up"], params["net"]["norm"]], params["net"]["down"])
+    out = BlockPaths(producer="0/0", norm="0/1", consumers="1", epsilon=1e-3, to="2")
+    assert one(layers, out).reason.startswith("2: got no place in params, a tuple of 2")
+    new, _ = contract_tree(layers, BlockPaths(producer="0/0", norm="0/1", consumers="1", epsilon=1e-3, to="0/1"))
+    assert (new[0][0], sorted(new[0][1]), new[1]) == ({}, ["consumer", "denominator"], {})
+
+
 def test_two_blocks_for_one_place() -> None:
     params = {"a": tree()["net"], "b": tree()["net"]}
     blocks = [

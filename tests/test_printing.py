@@ -1,0 +1,40 @@
+"""Reports as text: the same in a terminal, a file and a notebook."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import rich.console
+
+import jaxfold
+
+ERRORS = jaxfold.Errors(2e-7, 5e-8, contracted_max=1e-7, contracted_typical=2e-8, unit=6e-8)
+
+
+def _printed() -> list[str]:
+    layers: Any = {"kernel": np.eye(4, 64)}, None, {"kernel": np.ones((64, 8))}
+    params = {"up": layers[0], "down": layers[2]}
+    paths = jaxfold.BlockPaths(producer="up", norm=None, consumers="down", epsilon=1e-6, norm_type="layernorm")
+    report = jaxfold.contract_tree(params, paths)[1]
+    certificate = jaxfold.Certificate(ERRORS, ERRORS, 1.0, 0.25, rows=1000, dtype="float32")
+    return [str(jaxfold.plan(*layers)), str(report), str(certificate)]
+
+
+def test_in_a_notebook(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """There rich displays what it prints by itself, unless it is told not to: text would be lost, or come twice."""
+    expected = _printed()
+    capsys.readouterr()
+    monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
+    assert rich.console.Console().is_jupyter  # a control: rich does believe it
+    assert _printed() == expected
+    assert capsys.readouterr().out == ""
+
+
+def test_lines_are_whole() -> None:
+    """No line of a caption breaks in the middle of a sentence, and none ends in blanks."""
+    plan, _, certificate = _printed()
+    assert "training through contract_traced pays from batch" in plan.splitlines()[-1]
+    assert certificate.splitlines()[-2:] == ["1,000 rows against float64", "condition of R 1; variance at least 0.25"]
+    assert all(line == line.rstrip() for text in _printed() for line in text.splitlines())
