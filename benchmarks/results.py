@@ -1,6 +1,8 @@
 """Runs benchmarks and writes what they measured into docs/results.md, each table beside the command that makes it.
 
-    python -m benchmarks.results [NAME ...]        all of them take about an hour on 2 cores that do nothing else
+The two tables of README.md are excerpts: its rows are looked up anew.
+
+    python -m benchmarks.results [NAME ...]        all of them take 20 minutes on 2 cores that do nothing else
 
 Only the sections that are named change, and of these only what stands between their two comments; the sentences around
 them are written by hand. Each says which versions were measured, and which commit of the library.
@@ -20,7 +22,8 @@ import re
 import subprocess
 import sys
 
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "results.md"
+ROOT = pathlib.Path(__file__).parent.parent
+PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 COMMANDS = {
     "block": "benchmarks.block --markdown",
     "training": "benchmarks.training --markdown",
@@ -44,7 +47,9 @@ def main() -> None:
         measured = subprocess.run(
             [sys.executable, "-m", *COMMANDS[name].split()], check=True, stdout=subprocess.PIPE, text=True
         ).stdout
-        PAGE.write_text(replaced(PAGE.read_text("utf-8"), name, f"{_origin(name)}\n\n{measured.strip()}"), "utf-8")
+        page = replaced(PAGE.read_text("utf-8"), name, f"{_origin(name)}\n\n{measured.strip()}")
+        PAGE.write_text(page, "utf-8")
+        README.write_text(excerpted(README.read_text("utf-8"), page), "utf-8")
 
 
 def replaced(page: str, name: str, text: str) -> str:
@@ -53,6 +58,37 @@ def replaced(page: str, name: str, text: str) -> str:
     if page.count(start) != 1 or page.count(end) != 1:
         raise ValueError(f"{PAGE.name} needs {start} and {end}, once each")
     return re.sub(f"{start}.*?{end}", lambda _: f"{start}\n\n{text}\n\n{end}", page, flags=re.DOTALL)
+
+
+def excerpted(readme: str, page: str) -> str:
+    """The README with the figures of the page in the rows of its own two tables, whichever rows these are."""
+    section, lines = "", []
+    for line in readme.splitlines():
+        cells = _cells(line)
+        if cells[:2] == ["d/n/m", "batch"]:
+            section = "block" if "stock Flax" in line else "training"
+        elif not line.startswith("|"):
+            section = ""
+        elif section and not line.startswith("|---"):
+            faster, other = _row(page, section, *cells[:2])[1:3]
+            other = other if section == "training" else other.split(" ")[0]
+            line = f"| {cells[0]} | {cells[1]} | {faster.split(' ')[0]} | {other} |"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def _row(page: str, section: str, size: str, batch: str) -> list[str]:
+    """The row of one batch, from the table of one size."""
+    title = f"**d/n/m = {size}"
+    if size.startswith("y_edges"):
+        title, batch = "**y_edges", f"({batch.replace(',', '')},)"
+    part = page.split(f"<!-- {section} -->")[1].split(f"<!-- end of {section} -->")[0]
+    table = part[part.index(title) + 2 :].split("\n**")[0]
+    return next(cells for cells in map(_cells, table.splitlines()) if cells[0] == batch)
 
 
 def _origin(name: str) -> str:

@@ -32,8 +32,10 @@ autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
-napoleon_use_ivar = True
+# Names that share a description ("producer, norm: as for ...") stay together only in this style.
+napoleon_use_param = False
 napoleon_use_rtype = False
+napoleon_custom_sections = [("Attributes", "params_style")]
 default_role = "code"
 # References to public names have to resolve; nothing is fetched for those of other libraries.
 nitpicky = True
@@ -54,5 +56,6 @@ html_theme = "furo"
 html_title = f"jaxfold {release}"
 html_static_path = ["_static"]
 html_css_files = ["formulas.css"]
+html_show_copyright = False
 html_copy_source = False
 html_show_sourcelink = False

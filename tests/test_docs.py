@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import jaxfold
-from benchmarks.results import COMMANDS, replaced
+from benchmarks.results import COMMANDS, excerpted, replaced
 from tests.test_package import LIBRARIES, NAMES
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -129,6 +129,16 @@ def test_training_in_the_readme(row: list[str]) -> None:
     size, batch, faster, memory = row
     measured = _measured("training", f"d/n/m = {size}", batch)
     assert [measured[1].split(" ")[0], measured[2]] == [faster, memory]
+
+
+def test_excerpts_follow_the_page() -> None:
+    """Figures that are changed in the page change in the README's rows, and nothing else does."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert excerpted(readme, RESULTS) == readme
+    faster = _measured("block", "d/n/m = 17/512/2048", "1,024")[1]
+    changed = excerpted(readme, RESULTS.replace(faster, "99.99 (1–2)")).splitlines()
+    differing = [new for new, old in zip(changed, readme.splitlines(), strict=True) if new != old]
+    assert differing == [line for line in changed if line.startswith("| 17/512/2048 | 1,024 | 99.99 |")]
 
 
 def test_citation() -> None:
