@@ -41,6 +41,15 @@ def report() -> jaxfold.FoldReport:
     return jaxfold.contract_tree(params, paths)[1]
 
 
+def _first_row_is_on_top(ax: Any) -> bool:
+    bottom, top = ax.get_ylim()
+    return bottom > top
+
+
+def _legend(ax: Any) -> list[str]:
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
 def _bars(ax: Any) -> list[float]:
     return [patch.get_width() for patch in ax.patches]
 
@@ -64,9 +73,11 @@ def test_report(report: jaxfold.FoldReport, quantity: Any) -> None:
     assert _texts(ax) == [changes[0], "left alone", changes[1]]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["layer_0/up", "layer_1/up", "layer_2/up"]
     before, after = getattr(report, quantity)
-    assert ax.get_title(loc="left").endswith(f"{before:,} → {after:,}")
-    bottom, top = ax.get_ylim()
-    assert bottom > top, "the first row is on top, as in the table"
+    of_what = "all of these" if quantity == "flops" else "the whole tree"
+    assert ax.get_title(loc="left") == f"{of_what}: {before:,} → {after:,}"
+    assert _first_row_is_on_top(ax)
+    assert _legend(ax) == ["before", "after"]
+    assert ax.get_xlim()[1] > max(_bars(ax))
 
 
 def test_bars_lie_on_their_rows(report: jaxfold.FoldReport) -> None:
@@ -93,7 +104,10 @@ def test_report_of_folded_function() -> None:
 
 def test_empty_report() -> None:
     report = jaxfold.FoldReport(rows=(), unmatched=("up",), parameters=(3, 3), bytes=(12, 12))
-    assert _bars(report.plot()) == []
+    ax = report.plot()
+    assert _bars(ax) == []
+    assert list(ax.get_xticks()) == []
+    assert ax.get_legend() is None
 
 
 def test_growth_and_standstill(report: jaxfold.FoldReport) -> None:
@@ -121,7 +135,7 @@ def test_unknown_quantity(report: jaxfold.FoldReport) -> None:
 
 
 OUTPUTS = jaxfold.Errors(8e-7, 1e-7, contracted_max=4e-7, contracted_typical=5e-8, unit=2.0**-24)
-GRADIENTS = jaxfold.Errors(9e-7, 3e-7, contracted_max=2e-7, contracted_typical=6e-8, unit=2.0**-24)
+GRADIENTS = jaxfold.Errors(9e-7, 3e-7, contracted_max=2e-7, contracted_typical=6e-8, unit=2.0**-8)
 
 
 def _certificate(outputs: jaxfold.Errors = OUTPUTS) -> jaxfold.Certificate:
@@ -141,6 +155,8 @@ def test_certificate() -> None:
     lines: Any = ax.lines
     assert [line.get_xdata()[0] for line in lines if line.get_linestyle() == "--"] == [2.0**-24]
     assert ax.get_title(loc="left") == "2,000 rows"
+    assert _legend(ax) == ["typical", "largest", "half an ulp of float32"]
+    assert _first_row_is_on_top(ax)
 
 
 @pytest.mark.parametrize(("error", "text"), [(0.0, "no error at all"), (np.inf, "not finite"), (np.nan, "not finite")])
