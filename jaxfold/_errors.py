@@ -7,7 +7,7 @@ fault, what arrived, what is accepted, and what to do about it.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from jaxfold._block._plan import Plan
@@ -50,6 +50,16 @@ class JaxfoldError(Exception):
         moved = copy.copy(self)
         moved.argument = argument
         return moved
+
+
+def article(name: str) -> str:
+    """A name with the article that goes before it."""
+    return f"{'an' if name[:1].lower() in 'aeio' or name == 'ndarray' else 'a'} {name}"
+
+
+def kind_of(value: Any) -> str:
+    """The name of a value's type with its article, for a sentence."""
+    return article(type(value).__name__)
 
 
 class StructureError(JaxfoldError, ValueError):

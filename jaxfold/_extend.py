@@ -40,11 +40,18 @@ def bind(equation: Any, arguments: Sequence[Any]) -> list[Any]:
 LIBRARIES = re.compile(r"[/\\\\](jax|jaxlib|flax|haiku|equinox|jaxfold)[/\\\\](?!.*[/\\\\]site-packages[/\\\\])")
 
 
-def line_of(equation: Any) -> str:
-    """The user's line that the equation was traced from, as ``file:line (function)``, and the module's name if any."""
-    traceback = equation.source_info.traceback
-    frames = [] if traceback is None else traceback.frames
-    frame = next((frame for frame in frames if not LIBRARIES.search(frame.file_name)), None)
+def line_of(equation: Any, calls: Sequence[Any] = ()) -> str:
+    """The user's line that the equation was traced from, as ``file:line (function)``, and the module's name if any.
+
+    What a jitted function holds knows its own lines only. If these are all a library's, the line is that of the
+    innermost of the ``calls`` around it, given from the outermost, that has one of the user's.
+    """
+    frame = _frame(equation)
+    for call in reversed(calls):
+        if frame is not None:
+            break
+        frame = _frame(call)
+        equation = equation if frame is None else call
     where = (
         source_info_util.summarize(equation.source_info)
         if frame is None
@@ -52,3 +59,10 @@ def line_of(equation: Any) -> str:
     )
     name = str(equation.source_info.name_stack)
     return f"{name} at {where}" if name else where
+
+
+def _frame(equation: Any) -> Any:
+    """The innermost frame of the equation's traceback that is the user's, or None."""
+    traceback = equation.source_info.traceback
+    frames = [] if traceback is None else traceback.frames
+    return next((frame for frame in frames if not LIBRARIES.search(frame.file_name)), None)

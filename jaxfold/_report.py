@@ -70,9 +70,12 @@ def certificate_table(certificate: Certificate) -> Table:
         f"{certificate.rows:,} rows against float64\ncondition of R {certificate.condition:.3g}; "
         f"variance at least {certificate.variance_lower_bound:.3g}"
     )
+    if certificate.storage in HALF and certificate.dtype not in HALF:
+        result.caption += f"\ncoefficients are {certificate.storage}: contract with dtype={certificate.dtype!r}"
     return result
 
 
+HALF = ("float16", "bfloat16")
 DECISIONS = {
     "contracted": "contracted",
     "centred": "LayerNorm → RMSNorm",
@@ -81,23 +84,32 @@ DECISIONS = {
 }
 
 
+COLUMNS = ("block", "d/n/m", "parameters", "saved", "error", "original's")
+
+
 def fold_text(report: FoldReport) -> str:
     """The table of the blocks, then the reasons, the notes and the patterns that matched nothing, a line each."""
-    result = table("block", "d/n/m", "parameters", "saved", "error", "original's")
+    rows = [(_name(row), *_figures(row)) for row in report.rows]
+    filled = max(map(len, rows), default=0)  # fold measures no errors, and a row that is no contraction saves nothing
+    result = table(*COLUMNS[: max(filled, 3)])
     result.columns[0].no_wrap, result.columns[0].overflow = False, "fold"  # a path may be long; figures stay whole
-    for row in report.rows:
-        result.add_row(_name(row), *_figures(row))
+    for row in rows:
+        result.add_row(*row)
     before, after = report.parameters
     decided = [("contracted", report.contracted), ("centred", report.centred), ("absorbed", report.absorbed)]
     counts = ", ".join(f"{len(rows)} {name}" for name, rows in decided if rows)
     only = f"{len(report.contracted)} of {len(report.rows)} blocks contracted"
+    norms = "1 norm" if len(report.rows) == 1 else f"{len(report.rows)} norms"
     lines = [
         render(result, width=160),
-        f"{f'{len(report.rows)} norms: {counts}' if report.centred or report.absorbed else only}; the whole tree: "
+        f"{f'{norms}: {counts}' if report.centred or report.absorbed else only}; the whole tree: "
         f"{before:,} → {after:,} parameters, {report.bytes[0]:,} → {report.bytes[1]:,} bytes",
     ]
     if any(row.reductions is not None for row in report.rows):
         lines.append(f"sums over the features of these norms: {report.reductions[0]} → {report.reductions[1]}")
+    if report.merged:
+        times = "" if report.merged == 1 else f" in {report.merged} places"
+        lines.append(f"affine maps in a row, with no norm between them, were merged{times}")
     lines += [f"{place_of(row)}: left alone. {row.reason}" for row in report.skipped]
     lines += [f"{row.producer}: it stays, and is counted" for row in report.contracted if row.keep_producer]
     lines += [f"{row.producer}: {note}" for row in report.rows for note in row.notes]

@@ -136,6 +136,16 @@ def test_documentation_of_methods(name: str) -> None:
     assert "Raises:\n" in function.__doc__ or not parameters or name in RAISE_NOTHING
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_first_lines_of_properties_have_no_colon(name: str) -> None:
+    """What builds the reference takes `text: more` for a type and a description; literals and roles are passed over."""
+    owner, member = name.rsplit(".", 1)
+    value = vars(operator.attrgetter(owner)(jaxfold))[member]
+    if isinstance(value, property):
+        first = str(value.__doc__).splitlines()[0]
+        assert ":" not in re.sub(r"``.*?``|:\w+:`.*?`", "", first)
+
+
 LAYERS: Any = {"kernel": np.eye(2, 8)}, None, {"kernel": np.ones((8, 4))}
 INTEGERS: Any = {"kernel": np.eye(2, 8, dtype=int)}, *LAYERS[1:]
 X = np.ones((3, 2), np.float32)

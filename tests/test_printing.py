@@ -38,3 +38,23 @@ def test_lines_are_whole() -> None:
     assert "training through contract_traced pays from batch" in plan.splitlines()[-1]
     assert certificate.splitlines()[-2:] == ["1,000 rows against float64", "condition of R 1; variance at least 0.25"]
     assert all(line == line.rstrip() for text in _printed() for line in text.splitlines())
+
+
+def test_half_precision_under_wider_inputs() -> None:
+    """The certificate itself says what to do about digits that the coefficients do not have."""
+    layers: Any = {"kernel": np.eye(4, 64, dtype="float16")}, None, {"kernel": np.ones((64, 8), "float16")}
+    block = jaxfold.Block(*layers, epsilon=1e-3, norm_type="rmsnorm")
+    advice = "coefficients are float16: contract with dtype='float32'"
+
+    def printed(x: Any, **options: Any) -> tuple[jaxfold.Certificate, list[str]]:
+        contracted = jaxfold.contract(*layers, epsilon=1e-3, norm_type="rmsnorm", **options)
+        certificate = jaxfold.verify(block, contracted, x)
+        return certificate, str(certificate).splitlines()
+
+    wide = np.eye(3, 4, dtype="float32")
+    certificate, lines = printed(wide)
+    assert (certificate.storage, certificate.dtype, lines[-1]) == ("float16", "float32", advice)
+    certificate, lines = printed(wide, dtype="float32")
+    assert (certificate.storage, advice in lines) == ("float32", False)
+    certificate, lines = printed(wide.astype("float16"))
+    assert (certificate.storage, certificate.dtype, advice in lines) == ("float16", "float16", False)

@@ -11,7 +11,7 @@ from jaxfold._algebra._triangle import triangle_size
 from jaxfold._block._contraction import Contraction
 from jaxfold._block._leaves import require_floating
 from jaxfold._block._shape import FORMS, choose
-from jaxfold._errors import OptionError, ShapeError, StructureError
+from jaxfold._errors import OptionError, ShapeError, StructureError, kind_of
 
 RESTORE = "Give params and static fields of one and the same contraction, its form included."
 
@@ -20,7 +20,7 @@ def require_contraction(argument: str, value: Any) -> None:
     """Raises :class:`StructureError` for anything that is no :class:`Contraction`."""
     if not isinstance(value, Contraction):
         hint = "Make one with jaxfold.contract, or restore it: Contraction(params, width, epsilon, norm_type, form)."
-        raise StructureError(argument, f"a {type(value).__name__}", "a jaxfold.Contraction", hint)
+        raise StructureError(argument, kind_of(value), "a jaxfold.Contraction", hint)
 
 
 def check_contraction(argument: str, contraction: Contraction) -> tuple[int, ...]:
@@ -77,7 +77,7 @@ def _groups(argument: str, contraction: Contraction) -> dict[str, Any]:
     """The groups of leaves by path, the denominator first, with their keys and dtypes checked."""
     params = contraction.params
     if not hasattr(params, "keys") or set(params) not in ({"denominator", "consumer"}, {"denominator", "consumers"}):
-        got = f"the keys {sorted(map(str, params))}" if hasattr(params, "keys") else f"a {type(params).__name__}"
+        got = f"the keys {sorted(map(str, params))}" if hasattr(params, "keys") else kind_of(params)
         raise StructureError(f"{argument}.params", got, "'denominator' and 'consumer' or 'consumers'", RESTORE)
     groups = {f"{argument}.params['denominator']": params["denominator"]}
     for name, group in contraction.consumers.items():

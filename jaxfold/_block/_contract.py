@@ -122,7 +122,7 @@ def contract_block(
     if not flag("allow_growth", allow_growth):
         refuse_growth(block, form, keep_producer=keep_producer)
 
-    host = {path: to_host(path, leaf) for path, leaf in block.layers.named().items()}
+    host = {path: to_host(path, leaf, "jaxfold.contract_traced") for path, leaf in block.layers.named().items()}
     with np.errstate(all="ignore"):  # what overflows here is caught, by name, when it is stored
         coefficients = _coefficients(block, host, form)
     params = store(

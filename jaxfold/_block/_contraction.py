@@ -72,12 +72,12 @@ class Contraction:
 
     @property
     def rms_epsilon(self) -> float:
-        """``epsilon · width / k``: the epsilon of the stock RMSNorm over k features that the standard form needs."""
+        """The epsilon of the stock RMSNorm over k features that the standard form needs, ``epsilon · width / k``."""
         return self.epsilon * self.width / self.rank
 
     @property
     def rank(self) -> int:
-        """k, the rows of R: the number of squares in the denominator."""
+        """k, the rows of R and the number of squares in the denominator."""
         return min(self.width, self._rows) if self.form == "packed" else self.params["denominator"]["kernel"].shape[-1]
 
     @property
@@ -87,13 +87,13 @@ class Contraction:
 
     @property
     def denominator_kernel(self) -> Any:
-        """R over x, transposed: ``(..., d, k)`` in every form, unpacked where it is stored packed."""
+        """R over x, transposed, ``(..., d, k)`` in every form; unpacked where it is stored packed."""
         kernel = self.params["denominator"]["kernel"]
         return unpack_triangle(kernel, self.features, self.rank) if self.form == "packed" else kernel
 
     @property
     def R(self) -> Any:
-        """The factor ``(..., k, p)``: ``‖R x̄‖² / width`` is the activation's variance (RMSNorm: mean square).
+        """The factor ``(..., k, p)`` whose ``‖R x̄‖² / width`` is the activation's variance; an RMSNorm's mean square.
 
         For one block and rows ``x̄ = [x, 1]`` (``x`` without a producer bias), ``R x̄`` is ``x̄ @ R.T``, and the
         numerator is ``x̄ @ D``. QR leaves the sign of each row of R open: ``contract`` takes the one that makes the
@@ -108,7 +108,7 @@ class Contraction:
 
     @property
     def D(self) -> Any:
-        """The numerator ``(..., p, *features)``, or a dict of such: f(x) = x̄ D / sqrt(‖R x̄‖²/width + ε) + c."""
+        """The numerator ``(..., p, *features)``, or a dict of such, in ``f(x) = x̄ D / sqrt(‖R x̄‖²/width + ε) + c``."""
         if self.form != "standard":
             return self._each(lambda group: self._row(group["kernel"], slice(None, -1)))
         # With V the stored kernel and z = x̄ Rᵀ, the output is z V / sqrt(‖z‖²/k + ε n/k) + c, so D = sqrt(k/n) Rᵀ V.
@@ -136,7 +136,7 @@ class Contraction:
 
     @property
     def _lead(self) -> int:
-        """How many axes lead every leaf: 1 for a stack of blocks."""
+        """How many axes lead every leaf, 1 for a stack of blocks."""
         return self.params["denominator"]["kernel"].ndim - (1 if self.form == "packed" else 2)
 
     @property

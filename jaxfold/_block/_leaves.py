@@ -12,7 +12,7 @@ from flax.core.meta import AxisMetadata
 from jax.core import Tracer
 
 from jaxfold._algebra._storage import require_finite
-from jaxfold._errors import ConcretenessError, DtypeError, OptionError, StructureError
+from jaxfold._errors import ConcretenessError, DtypeError, OptionError, StructureError, kind_of
 
 STORAGE_DTYPES = tuple(np.dtype(t) for t in (jnp.float64, jnp.float32, jnp.bfloat16, jnp.float16))
 _ACCEPTED = "float64, float32, bfloat16 or float16"
@@ -50,7 +50,7 @@ def read_group(
     keys = "keys " + ", ".join([*map(repr, required), *(f"{k!r} (optional)" for k in optional)])
     if not isinstance(group, Mapping):
         hint = "Pass the layer's leaves: params['Dense_0'] of Linen variables, nnx.state(layer) of an NNX layer."
-        raise StructureError(name, f"a {type(group).__name__}", f"a mapping with the {keys}", hint)
+        raise StructureError(name, kind_of(group), f"a mapping with the {keys}", hint)
     present = {key: leaf for key, leaf in group.items() if leaf is not None}
     unknown = [key for key in present if key not in required + optional]
     if unknown:
@@ -76,7 +76,7 @@ def _check_dtype(name: str, leaf: Any) -> Any:
     dtype = getattr(leaf, "dtype", None)
     if dtype is None or not hasattr(leaf, "shape") or isinstance(leaf, np.ma.MaskedArray):
         hint = "Convert it with numpy.asarray first."
-        raise DtypeError(name, f"a {type(leaf).__name__}", f"an array of dtype {_ACCEPTED}", hint)
+        raise DtypeError(name, kind_of(leaf), f"an array of dtype {_ACCEPTED}", hint)
     if dtype not in STORAGE_DTYPES:
         raise DtypeError(name, f"dtype {dtype}", _ACCEPTED, _dtype_hint(dtype))
     return leaf
@@ -107,19 +107,20 @@ def read_dtype(dtype: Any) -> np.dtype | None:
 def require_floating(name: str, x: Any) -> None:
     """Raises :class:`DtypeError` for inputs of the block that are no array of a real floating dtype."""
     if not hasattr(x, "shape"):
-        raise DtypeError(name, f"a {type(x).__name__}", "an array", "Convert it with jax.numpy.asarray.")
+        raise DtypeError(name, kind_of(x), "an array", "Convert it with jax.numpy.asarray.")
     if x.dtype not in STORAGE_DTYPES:
         raise DtypeError(
             name, f"dtype {x.dtype}", f"a real floating dtype, {_ACCEPTED}", f"Cast it, as in {name}.astype('float32')."
         )
 
 
-def require_concrete(name: str, leaf: Any) -> None:
-    """Raises :class:`ConcretenessError` for a tracer or a leaf without values."""
+def require_concrete(name: str, leaf: Any, traced: str = "") -> None:
+    """Raises :class:`ConcretenessError` for a tracer or a leaf without values; ``traced`` is what takes tracers."""
     if isinstance(leaf, Tracer):
         got, hint = f"a tracer ({leaf.aval})", "Call it outside jit, grad and vmap: it runs on the host in float64."
+        hint += f" Inside them use {traced}." if traced else ""
     elif isinstance(leaf, jax.ShapeDtypeStruct) or not hasattr(leaf, "__array__"):
-        got, hint = f"a {type(leaf).__name__} without values", "jaxfold.plan works from shapes alone."
+        got, hint = f"{kind_of(leaf)} without values", "jaxfold.plan works from shapes alone."
     elif isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         got, hint = "an array of which other processes hold parts", "Gather it first, or contract before sharding."
     elif isinstance(leaf, jax.Array) and leaf.is_deleted():
@@ -129,9 +130,9 @@ def require_concrete(name: str, leaf: Any) -> None:
     raise ConcretenessError(name, got, "a concrete NumPy or JAX array", hint)
 
 
-def to_host(name: str, leaf: Any) -> np.ndarray:
+def to_host(name: str, leaf: Any, traced: str = "") -> np.ndarray:
     """A finite float64 NumPy copy of a concrete leaf, whatever ``jax_enable_x64`` says."""
-    require_concrete(name, leaf)
+    require_concrete(name, leaf, traced)
     value = np.asarray(leaf).astype(np.float64)
     require_finite(name, value)
     return value

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxfold._algebra._dtype import promote
 from jaxfold._block._leaves import read_group, unbox
-from jaxfold._errors import OptionError, ShapeError, StructureError
+from jaxfold._errors import OptionError, ShapeError, StructureError, kind_of
 
 NormType = Literal["layernorm", "rmsnorm"]
 Form = Literal["direct", "packed", "standard"]
@@ -157,7 +157,7 @@ def _by_name(consumers: Any) -> Mapping[Any, Any]:
     if not isinstance(consumers, Mapping):
         raise StructureError(
             "consumers",
-            f"a {type(consumers).__name__}",
+            kind_of(consumers),
             "a mapping with a 'kernel', or a mapping of names to such",
             "Pass leaves: params['Dense_1'] of Linen variables, nnx.state(layer) of an NNX layer.",
         )

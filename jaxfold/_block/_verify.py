@@ -18,7 +18,7 @@ from jaxfold._block._check import check_contraction, require_contraction
 from jaxfold._block._contraction import Contraction
 from jaxfold._block._leaves import require_floating, to_host
 from jaxfold._block._oracle import oracle, oracle_gradient
-from jaxfold._errors import ShapeError, StructureError
+from jaxfold._errors import ShapeError, StructureError, kind_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,6 +74,8 @@ class Certificate:
             the producer has a bias and n > d, and zero otherwise. Add epsilon for the effective epsilon of the block.
         rows: how many rows were measured.
         dtype: of the outputs.
+        storage: the coarsest dtype among the coefficients. Where that is a half-precision one and ``dtype`` is not, the
+            printed table says what to do about it.
 
     Example:
         >>> import numpy as np, jaxfold
@@ -90,6 +92,7 @@ class Certificate:
     variance_lower_bound: float
     rows: int
     dtype: str
+    storage: str = ""
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
         """Draws the errors on a logarithmic axis: typical and largest, of outputs and gradients, before and after.
@@ -159,7 +162,7 @@ def verify(
     """
     x = _check_inputs(original, contracted, inputs)
     if not (original_fn is None or callable(original_fn)):
-        raise StructureError("original_fn", f"a {type(original_fn).__name__}", "a function of the inputs, or None", "")
+        raise StructureError("original_fn", kind_of(original_fn), "a function of the inputs, or None", "")
     wide = to_host("inputs", x)
     reference = oracle(original, wide)
     rng = np.random.default_rng(0)
@@ -183,6 +186,7 @@ def verify(
         variance_lower_bound=float(np.min(_variance_lower_bound(contracted))),
         rows=int(np.prod(wide.shape[:-1])),
         dtype=str(promote(*outputs.values())),
+        storage=str(max((leaf.dtype for leaf in jax.tree.leaves(contracted.params)), key=lambda d: jnp.finfo(d).eps)),
     )
 
 
@@ -217,7 +221,7 @@ def _check_inputs(original: Block, contracted: Contraction, inputs: ArrayLike) -
     x: Any = inputs
     if not isinstance(original, Block):
         hint = "Make one with jaxfold.Block(producer, norm, consumers, epsilon=...)."
-        raise StructureError("original", f"a {type(original).__name__}", "a jaxfold.Block", hint)
+        raise StructureError("original", kind_of(original), "a jaxfold.Block", hint)
     require_contraction("contracted", contracted)
     lead = check_contraction("contracted", contracted)
     require_floating("inputs", x)

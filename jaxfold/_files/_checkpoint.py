@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfold._errors import StructureError
+from jaxfold._errors import StructureError, kind_of
 from jaxfold._files._leaf import StoredLeaf, StoredValue
 
 
@@ -59,7 +59,7 @@ def array_of(name: str, leaf: Any, format: str) -> np.ndarray:
     value = values(leaf)
     if isinstance(value, (bool, int, float, complex, np.ndarray, np.generic)):
         return np.asarray(value)
-    kind = "nothing (None)" if value is None else f"a {type(value).__name__}"
+    kind = "nothing (None)" if value is None else kind_of(value)
     hint = "Remove it, or write msgpack or Orbax."
     raise StructureError(name, kind, f"an array or a number: {format} has nothing else", hint)
 

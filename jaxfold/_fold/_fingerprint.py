@@ -17,6 +17,9 @@ from jaxfold._fold._known import Known
 from jaxfold._fold._product import Product
 from jaxfold._fold._program import Program, Value, small_constant
 
+# Operations that leave the entries in their order.
+LAYOUT = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
+
 
 class Fingerprints:
     """Digests of the expressions of one program."""
@@ -71,9 +74,10 @@ class Fingerprints:
 
 def _moves_nothing(node: Known | Value) -> bool:
     """Whether it only adds or drops axes of size 1."""
-    if isinstance(node, Value) or node.key not in ("reshape", "broadcast"):
-        return False
-    return _wide(node.shape) == _wide(node.arguments[0].shape)
+    if isinstance(node, Value):
+        moves = node.origin is None or node.origin.name not in LAYOUT or node.origin.params.get("dimensions")
+        return not moves and _wide(node.shape) == _wide(_below(node)[0].shape)
+    return node.key in ("reshape", "broadcast") and _wide(node.shape) == _wide(node.arguments[0].shape)
 
 
 def _below(node: Known | Value) -> list[Known | Value]:

@@ -19,7 +19,7 @@ import numpy as np
 from jaxfold._algebra._storage import require_finite, round_to
 from jaxfold._block._leaves import require_concrete
 from jaxfold._block._shape import flag
-from jaxfold._errors import NotFoldedError, OptionError, ShapeError
+from jaxfold._errors import NotFoldedError, OptionError, ShapeError, StructureError, kind_of
 from jaxfold._fold._run import require_keys
 from jaxfold._fold._trace import Trace, signature_of
 from jaxfold._tree._fold_report import FoldReport, FoldRow
@@ -66,7 +66,7 @@ class Folded:
         """
         leaves = self._trace.leaves(params)
         for path, leaf in zip(self._trace.paths, leaves, strict=True):
-            require_concrete(path, leaf)
+            require_concrete(path, leaf, "Folded.contract_traced")
             if jnp.issubdtype(leaf.dtype, np.floating):
                 require_finite(path, np.asarray(leaf).astype(np.float64))
         with np.errstate(all="ignore"):
@@ -120,12 +120,15 @@ class Folded:
         if signature not in self._traces:
             fresh = self._trace.again(inputs)
             if fresh.runner.fingerprint != self._trace.runner.fingerprint or fresh.names != self._trace.names:
-                raise ShapeError(
-                    "inputs",
-                    f"{signature[1]}, for which the function folds otherwise",
-                    f"inputs like {self._trace.signature[1]}",
-                    "Fold it with such inputs.",
-                )
+                if not fresh.empty:
+                    raise ShapeError(
+                        "inputs",
+                        f"{_shown(signature)}, for which the function folds otherwise",
+                        f"inputs like {_shown(self._trace.signature)}",
+                        "A batch may have another size or other axes, if fn makes the same of its parameters then. "
+                        "Fold it with such inputs.",
+                    )
+                fresh.blank = True  # for a batch of no rows nothing pays, and nothing needs to be computed
             self._traces[signature] = fresh
         return self._traces[signature]
 
@@ -148,7 +151,7 @@ def fold(
     Args:
         fn: ``fn(params, *inputs)``, pure, of arrays in any trees.
         params: the parameters: what is known when contracting. Arrays or ``jax.ShapeDtypeStruct``.
-        *inputs: example inputs, likewise; their values do not matter.
+        *inputs: example inputs, likewise, at least one; their values do not matter.
         where: which norms to change, by their row in the report. By default all.
         minimum_saving: the share of a block's parameters, net of what has to stay, that contracting must save.
         strict: whether a norm that is left alone is an error.
@@ -158,6 +161,7 @@ def fold(
 
     Raises:
         NotFoldedError: for the first norm that is left alone, if ``strict``; with its line and the reason.
+        StructureError: if there is no array in ``params``, or none in ``inputs``.
         OptionError: if an option is not accepted.
 
     Example:
@@ -172,11 +176,12 @@ def fold(
         (5, 8)
     """
     if not callable(fn):
-        raise OptionError("fn", f"a {type(fn).__name__}", "a function of params and inputs", "")
+        raise OptionError("fn", kind_of(fn), "a function of params and inputs", "")
     if where is not None and not callable(where):
-        raise OptionError("where", f"a {type(where).__name__}", "a function of a row of the report, or None", "")
+        raise OptionError("where", kind_of(where), "a function of a row of the report, or None", "")
     if not isinstance(minimum_saving, (int, float)) or isinstance(minimum_saving, bool) or not 0 <= minimum_saving < 1:
         raise OptionError("minimum_saving", repr(minimum_saving), "a share, at least 0 and below 1", "")
+    _require_arrays(params, inputs)
     trace = Trace(fn, params, inputs, {"minimum_saving": float(minimum_saving)})
     trace.choose(where)
     rows = tuple(trace.row(norm) for norm in trace.norms)
@@ -194,5 +199,31 @@ def fold(
         parameters=(sum(n for n, _ in trace.plan.sizes), sum(n for n, _ in kept) + added[0]),
         bytes=(sum(b for _, b in trace.plan.sizes), sum(b for _, b in kept) + added[1]),
         means=trace.centring.means,
+        merged=trace.merged,
     )
     return Folded(trace, report)
+
+
+def _require_arrays(params: Any, inputs: tuple[Any, ...]) -> None:
+    """Raises :class:`StructureError` where nothing could be found: without inputs, or with constants as parameters."""
+    if not jax.tree.leaves(inputs):
+        raise StructureError(
+            "inputs",
+            "none" if not inputs else "no array in them",
+            "at least one array, as in fold(fn, params, x)",
+            "fn is called as fn(params, *inputs). For an NNX model: graphdef, state = nnx.split(model), and "
+            "fold(lambda state, x: nnx.merge(graphdef, state)(x), state, x).",
+        )
+    if not jax.tree.leaves(params):
+        raise StructureError(
+            "params",
+            "no array",
+            "a tree of at least one",
+            "Arrays that fn closes over are constants of it, which fold neither counts nor moves: pass them as params.",
+        )
+
+
+def _shown(signature: Any) -> str:
+    """Shapes and dtypes of inputs, the first few."""
+    each = [f"{dtype}[{','.join(map(str, shape))}]" for shape, dtype in signature[1]]
+    return ", ".join(each[:8]) + (", …" if each[8:] else "")

@@ -42,7 +42,7 @@ class Inner:
     def __init__(self, equation: Equation, is_known: Callable[[Value], bool]) -> None:
         self.equation, self.inputs = equation, equation.inputs
         jaxpr = equation.params["jaxpr"]
-        self.program = Program(jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ()))
+        self.program = Program(jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ()), equation)
         self.known = [is_known(value) for value in equation.inputs]
         self.repeat = 1
         self.centred: dict[int, int] = {}  # inputs whose mean is taken away on entering, and along which axis

@@ -57,6 +57,17 @@ class Node:
             axis is not None for axis in self.run.values()
         )
 
+    @property
+    def averages_constants(self) -> bool:
+        """Whether one of these means is that of an array that neither parameters nor inputs decide."""
+        origin = self.value.origin
+        averaged = [self.value] if self.how == "run" else []
+        averaged += [
+            origin.inputs[index] for index, axis in self.run.items() if axis is not None and origin is not None
+        ]
+        analysis = self.scope.analysis
+        return any(analysis.is_known(value) and not analysis.depends.get(value) for value in averaged)
+
 
 class Nodes:
     """A node for every blind value of a program and of the programs inside.

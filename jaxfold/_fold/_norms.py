@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from jaxfold._extend import ClosedJaxpr, Jaxpr, line_of
+from jaxfold._extend import ClosedJaxpr, Jaxpr
 from jaxfold._fold._affine import Affine, Quadratic
 from jaxfold._fold._analysis import Analysis
 from jaxfold._fold._centred import MeanSquare
@@ -62,7 +62,7 @@ class Norm:
 
     @property
     def line(self) -> str:
-        return line_of(self.root.source)
+        return self.root.line
 
 
 def norms(plan: Plan, centring: Centring | None = None, repeat: int = 1) -> list[Norm]:
@@ -130,7 +130,8 @@ class _Norms:
         computed = [output for absorbing, output in readers if output in absorbing.emitted]
         stream = self._stream(quadratic)
         decision, reason = self._decision(value, quadratic, component, stream, bool(computed))
-        before, behind = self._writers(quadratic, stream, decision), 0
+        plan, whole = self._whole(value, quadratic)
+        before, behind = self._writers(plan, whole, stream, decision), 0
         for _, output in readers:
             abstract = self.analysis.of(output)
             behind |= _depends(self.plan, abstract) if isinstance(abstract, Affine) else 0
@@ -139,9 +140,9 @@ class _Norms:
             quadratic.width,
             decision,
             reason,
-            component,
+            component if whole is quadratic or decision != "skipped" else _component(plan, value),
             tuple(absorbing for absorbing, output in readers if output in absorbing.emitted),
-            quadratic,
+            whole,
             before,
             behind & ~before,
             repeat,
@@ -150,11 +151,19 @@ class _Norms:
             self._reductions(quadratic, stream),
         )
 
-    def _writers(self, quadratic: Quadratic, stream: Value | None, decision: Decision) -> int:
+    def _whole(self, value: Value, quadratic: Quadratic) -> tuple[Plan, Quadratic]:
+        """The sum of squares as it was known before its input was taken for a source, and the plan of then."""
+        uncut = self.plan.uncut
+        earlier = None if uncut is None or quadratic.narrow() else uncut.analysis.of(value)
+        if uncut is None or not isinstance(earlier, Quadratic) or not earlier.narrow():
+            return self.plan, quadratic
+        return uncut, earlier
+
+    def _writers(self, plan: Plan, quadratic: Quadratic, stream: Value | None, decision: Decision) -> int:
         """The parameters that make the norm's input."""
         if decision == "centred" and self.centring is not None and stream is not None:
             return self.centring.writers(stream)
-        return _depends(self.plan, quadratic.base.centred.base if quadratic.base.centred else quadratic.base)
+        return _depends(plan, quadratic.base.centred.base if quadratic.base.centred else quadratic.base)
 
     def _decision(
         self, value: Value, quadratic: Quadratic, component: Component | None, stream: Value | None, computed: bool
@@ -165,7 +174,9 @@ class _Norms:
             return "centred", ""
         if computed:
             return "absorbed", ""
-        reasons = (_reason(quadratic, component), self._why_not(stream, quadratic))
+        plan, whole = self._whole(value, quadratic)
+        own = component if whole is quadratic else _component(plan, value)
+        reasons = (_reason(whole, own), self._why_not(stream, quadratic))
         return "skipped", "; ".join(dict.fromkeys(filter(None, reasons)))  # both may be one and the same
 
     def _stream(self, quadratic: Quadratic) -> Value | None:
@@ -207,6 +218,11 @@ class _Norms:
     def _squares(self, way: Any) -> Value | None:
         """Whose squares are summed, if it is a way of computing a sum of squares."""
         return self.analysis.first.get(way.quadratic.base) if isinstance(way, (EmittedQuadratic, MeanSquare)) else None
+
+
+def _component(plan: Plan, value: Value) -> Component | None:
+    """The component of a plan that computes a value."""
+    return next((component for component in plan.components if value.origin in component.equations), None)
 
 
 def _reason(quadratic: Quadratic, component: Component | None) -> str:
@@ -286,7 +302,7 @@ def _has_square(value: Value) -> bool:
 def _left_whole(equation: Equation, repeat: int) -> Iterator[Norm]:
     """Norms inside an equation that is not entered."""
     for jaxpr in _jaxprs(equation.params):
-        program = Program(jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ()))
+        program = Program(jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ()), equation)
         plan = Plan(Analysis(program, [None] * len(program.inputs)), [])
         for norm in norms(plan, None, repeat):
             norm.reason = f"it is inside a {equation.name}, which is left whole"

@@ -41,7 +41,11 @@ class Tally:
 
 
 class Plan:
-    """The decisions about one program."""
+    """The decisions about one program.
+
+    Attributes:
+        uncut: the plan before inputs of norms were taken for sources, if they are; it tells why those did not pay.
+    """
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class Plan:
     ) -> None:
         self.analysis, self.sizes, self.repeat = analysis, sizes, repeat
         self.minimum_saving, self.wanted = minimum_saving, wanted
+        self.uncut: Plan | None = None
         self.fingerprints = Fingerprints(analysis.program)
         self.live = live_equations(analysis)
         self.components = components(analysis, self.live)
@@ -90,6 +95,10 @@ class Plan:
         """How many parameters fewer it takes."""
         own = sum(c.before.parameters - c.after.parameters for c in self.components if c.pays)
         return own + sum(plan.saved for _, plan in self.inner.values())
+
+    def all_components(self) -> list[Component]:
+        """Those of the program and of the programs inside it."""
+        return self.components + [c for _, plan in self.inner.values() for c in plan.all_components()]
 
     def in_vain(self) -> frozenset[Value]:
         """The inputs of norms that are affine in something, where that does not pay."""
@@ -261,6 +270,7 @@ def plan_of(program: Program, given: list[int | None], sizes: list[tuple[int, in
     if not (cut := plan.in_vain()):
         return plan
     other = Plan(Analysis(program, given, cut), sizes, **options)
+    other.uncut = plan
     return other if other.saved > plan.saved else plan
 
 

@@ -48,12 +48,12 @@ def small_constant(value: Value) -> np.ndarray | None:
 
 
 class Equation:
-    """One operation: the jaxpr's own equation, and the values that it reads and writes."""
+    """One operation: the jaxpr's own equation, those of the calls around it, and the values it reads and writes."""
 
-    __slots__ = ("index", "inputs", "outputs", "source")
+    __slots__ = ("calls", "index", "inputs", "outputs", "source")
 
-    def __init__(self, source: Any, inputs: list[Value], index: int) -> None:
-        self.source, self.inputs, self.index = source, inputs, index
+    def __init__(self, source: Any, inputs: list[Value], index: int, calls: tuple[Any, ...] = ()) -> None:
+        self.source, self.inputs, self.index, self.calls = source, inputs, index, calls
         self.outputs = [Value(variable.aval, origin=self) for variable in source.outvars]
 
     @property
@@ -65,11 +65,16 @@ class Equation:
         return self.source.params
 
     @property
+    def line(self) -> str:
+        """The user's line that it comes from."""
+        return line_of(self.source, self.calls)
+
+    @property
     def described(self) -> str:
         """What it is called, and where it comes from, for a sentence."""
         body = getattr(self.params.get("call_jaxpr"), "eqns", [])
         (only,) = body if len(body) == 1 else (self.source,)  # relu, say, is a custom derivative of a jitted relu
-        name, line = only.params.get("name"), line_of(self.source)
+        name, line = only.params.get("name"), self.line
         return (name if isinstance(name, str) and name else self.name) + (f" in {shown(line)}" if line else "")
 
     def evaluate(self, arguments: Sequence[Any]) -> list[Any]:
@@ -78,14 +83,17 @@ class Equation:
 
 
 class Program:
-    """Inputs, equations in their order, and outputs."""
+    """Inputs, equations in their order, and outputs; of what is inside an equation, with that one given."""
 
-    def __init__(self, closed: Any) -> None:
+    def __init__(self, closed: Any, around: Equation | None = None) -> None:
         self.equations: list[Equation] = []
         self.inputs = [Value(variable.aval) for variable in closed.jaxpr.invars]
-        self.outputs = self._inline(closed.jaxpr, closed.consts, self.inputs)
+        calls = () if around is None else (*around.calls, around.source)
+        self.outputs = self._inline(closed.jaxpr, closed.consts, self.inputs, calls)
 
-    def _inline(self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Value]) -> list[Value]:
+    def _inline(
+        self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Value], calls: tuple[Any, ...]
+    ) -> list[Value]:
         values: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
         values |= {
             variable: Value(variable.aval, const) for variable, const in zip(jaxpr.constvars, consts, strict=True)
@@ -98,9 +106,10 @@ class Program:
             arguments = [read(atom) for atom in source.invars]
             if _is_plain_call(source):
                 inner = source.params.get("jaxpr") or source.params["call_jaxpr"]
-                outputs = self._inline(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), arguments)
+                own, consts = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
+                outputs = self._inline(own, consts, arguments, (*calls, source))
             else:
-                equation = Equation(source, arguments, len(self.equations))
+                equation = Equation(source, arguments, len(self.equations), calls)
                 self.equations.append(equation)
                 outputs = equation.outputs
             values |= dict(zip(source.outvars, outputs, strict=True))

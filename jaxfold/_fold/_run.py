@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfold._errors import StructureError
+from jaxfold._errors import StructureError, kind_of
 from jaxfold._fold import _known as known
 from jaxfold._fold._centred import Stored
 from jaxfold._fold._emission import EmittedAffine, output_dtype
@@ -25,7 +25,7 @@ RETURNED = "Pass what contract returned."
 def require_keys(where: str, tree: Any, expected: set[str], *, exactly: bool = True) -> None:
     """Raises :class:`StructureError` for anything but a mapping with these keys, naming those that differ."""
     if not isinstance(tree, Mapping):
-        raise StructureError(where, f"a {type(tree).__name__}", f"a mapping with {_listed(expected)}", RETURNED)
+        raise StructureError(where, kind_of(tree), f"a mapping with {_listed(expected)}", RETURNED)
     missing, unknown = expected - set(tree), set(tree) - expected if exactly else set()
     if missing or unknown:
         got = [f"no {_listed(missing)}"] if missing else []

@@ -23,6 +23,7 @@ class Stream:
     Attributes:
         cost, saved: numbers averaged for it, and by the norms over it, which need not.
         means, norms: in how many operations, in one layer.
+        constants: whether some of these means are of constants, such as weights that the function closes over.
         refused: why it is left as it is.
     """
 
@@ -31,11 +32,14 @@ class Stream:
     saved: float = 0.0
     means: int = 0
     norms: int = 0
+    constants: bool = False
     refused: str = ""
 
     def judge(self) -> None:
         """Refuses what takes as many means as it saves."""
-        if self.cost < self.saved and self.means <= self.norms:
+        # A mean of fewer numbers is a gain, but of a constant it may be none: the compiler may have folded either.
+        fewer = self.means < self.norms or (self.means == self.norms and not self.constants)
+        if self.cost < self.saved and fewer:
             return
         times = self.cost / max(self.saved, 1)
         numbers = "" if times == 1 else f", over {times:.2g} times the numbers"
@@ -80,6 +84,7 @@ def streams(nodes: Nodes, found: Iterable[Exit]) -> dict[Node, Stream]:
     for stream in dict.fromkeys(result.values()):
         stream.cost = sum(node.own for node in stream.nodes)
         stream.means = sum(node.means for node in stream.nodes)
+        stream.constants = any(node.averages_constants for node in stream.nodes)
     for end in ends:
         result[end].saved += math.prod(end.value.shape) * end.scope.plan.repeat
         result[end].norms += 1

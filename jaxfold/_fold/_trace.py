@@ -19,7 +19,7 @@ from jaxfold._fold._program import Program
 from jaxfold._fold._run import Runner, require_keys
 from jaxfold._tree._fold_report import FoldRow
 
-MOST_NAMED = 3  # writers of a stream that a row of the report names
+MOST_NAMED = 3  # modules that a row of the report names
 
 
 class Trace:
@@ -34,6 +34,7 @@ class Trace:
         arrays = [leaf for _, leaf in flat]
         self.closed, shape = jax.make_jaxpr(function, return_shape=True)(params, *inputs)
         self.out_structure = jax.tree.structure(shape)
+        self.blank = False
         runtime = len(self.closed.jaxpr.invars) - len(arrays)
         program = Program(self.closed)
         depends: list[int | None] = [*(1 << index for index in range(len(arrays))), *[None] * runtime]
@@ -64,6 +65,19 @@ class Trace:
                 norm.reason = LEFT_OUT  # that alone: something could have been done about it
 
     @property
+    def empty(self) -> bool:
+        """Whether all that it does is to return arrays without entries."""
+        avals = self.closed.out_avals
+        plain = not any(jnp.issubdtype(aval.dtype, jax.dtypes.extended) for aval in avals)
+        return plain and not self.closed.effects and not any(np.prod(aval.shape) for aval in avals)
+
+    @property
+    def merged(self) -> int:
+        """In how many places affine maps are computed as one without a norm's part in it."""
+        normed = {id(c) for norm in self.norms if norm.decision != "skipped" for c in (norm.component, *norm.absorbing)}
+        return sum(component.pays and id(component) not in normed for component in self.plan.all_components())
+
+    @property
     def names(self) -> list[str]:
         return [self.paths[index] for index in self.runner.kept]
 
@@ -75,7 +89,7 @@ class Trace:
     def leaves(self, params: Any) -> list[Any]:
         leaves, structure = jax.tree.flatten(params)
         if structure != self.structure:
-            raise StructureError("params", f"the tree {structure}", f"that which was folded, {self.structure}", "")
+            raise self._other_tree(params, structure)
         for path, leaf, expected in zip(self.paths, leaves, self.shapes, strict=True):
             if jnp.shape(leaf) != expected.shape:
                 raise ShapeError(path, f"shape {jnp.shape(leaf)}", f"shape {expected.shape}, as it was folded with", "")
@@ -85,10 +99,23 @@ class Trace:
                 raise DtypeError(path, got, f"dtype {expected.dtype}, as it was folded with", hint)
         return leaves
 
+    def _other_tree(self, params: Any, structure: Any) -> StructureError:
+        """What to say of parameters in another tree than that which was folded: where they differ first."""
+        expected = f"the tree that it was folded with, of {len(self.paths)} leaves such as {self.paths[0]!r}"
+        folded = _keys(self.structure.unflatten(self.shapes))
+        missing, unknown = _beside(folded, _keys(params)), _beside(_keys(params), folded)
+        got = [f"nothing at {missing!r}"] if missing else []
+        got += [f"the unknown {unknown!r}"] if unknown else []
+        if not got:
+            return StructureError("params", _other_container(self.structure, structure), expected, "")
+        return StructureError("params", " and ".join(got), expected, "Pass the tree with the same levels.")
+
     def kept(self, leaves: Sequence[Any]) -> dict[str, Any]:
         return {self.paths[index]: leaves[index] for index in self.runner.kept}
 
     def apply(self, contracted: Mapping[str, Any], inputs: tuple[Any, ...]) -> Any:
+        if self.blank:
+            return self.out_structure.unflatten([jnp.zeros(aval.shape, aval.dtype) for aval in self.closed.out_avals])
         require_keys("contracted['params']", contracted["params"], set(self.names), exactly=False)
         kept = [contracted["params"][name] for name in self.names]
         self.runner.check(contracted["blocks"])
@@ -109,7 +136,8 @@ class Trace:
 
         def producer(bits: int) -> str:
             count = len(dict.fromkeys(groups(bits).split(", ")))
-            return f"a stream of {count} writers" if count > MOST_NAMED else groups(bits) or "no parameter"
+            many = f"a stream of {count} writers" if norm.decision == "centred" else f"{count} modules"
+            return many if count > MOST_NAMED else groups(bits) or "no parameter"
 
         component, quadratic = norm.component, norm.quadratic
         centred = quadratic is not None and (quadratic.centring() > 0.5 or quadratic.base.centred)
@@ -139,6 +167,35 @@ def _paths(paths: list[Any]) -> list[str]:
     """Keys joined by slashes, or spelled out where that would be the same for two leaves."""
     joined = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
     return joined if len(set(joined)) == len(joined) else [jax.tree_util.keystr(path) for path in paths]
+
+
+def _keys(tree: Any) -> list[list[str]]:
+    """For every leaf, the paths of whatever it is in, from the outermost to its own."""
+    found = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    return [[_shown(path[:end]) for end in range(1, len(path) + 1)] for path in found]
+
+
+def _shown(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _beside(own: list[list[str]], others: list[list[str]]) -> str | None:
+    """The first path, as short as can be, that is in the one tree but not in the other."""
+    there = {path for paths in others for path in paths}
+    return next((path for paths in own for path in paths if path not in there), None)
+
+
+def _other_container(expected: Any, got: Any) -> str:
+    """Of two trees with the same leaves at the same paths: where their containers differ."""
+    own, other = expected.node_data(), got.node_data()
+    if own is None or other is None or own[0] is not other[0]:
+        kinds = ["a leaf" if data is None else data[0].__name__ for data in (other, own)]
+        return f"the same leaves in other containers, {kinds[0]} in place of {kinds[1]}"
+    if own[1] == other[1]:
+        for pair in zip(expected.children(), got.children(), strict=False):
+            if pair[0] != pair[1]:
+                return _other_container(*pair)
+    return f"the same leaves, but a {own[0].__name__} with other static fields or empty members"
 
 
 def _modules(paths: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxfold._errors import OptionError, StructureError
+from jaxfold._errors import OptionError, StructureError, article
 
 # Parts of class names, in lower case, and what to do about such a layer; the first that occurs is taken.
 _HINTS = (
@@ -27,10 +27,6 @@ _HINTS = (
     ("sequential", "Pass its layers one by one."),
     ("conv", "A convolution reads more than one position."),
 )
-
-
-def article(name: str) -> str:
-    return f"{'an' if name[:1] in 'AEIO' else 'a'} {name}"
 
 
 def refuse_class(argument: str, value: Any, expected: str) -> NoReturn:

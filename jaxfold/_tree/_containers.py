@@ -8,7 +8,7 @@ from typing import Any
 
 from flax.core import FrozenDict
 
-from jaxfold._errors import StructureError
+from jaxfold._errors import StructureError, kind_of
 from jaxfold._tree._paths import Keys, children, join
 
 GONE = object()
@@ -88,7 +88,7 @@ def _like(node: Any, items: dict[Any, Any], path: Keys) -> Any:
         result.update(present)
         return result
     raise StructureError(
-        join(path) or "params", f"a {type(node).__name__}", "dict, FrozenDict, nnx.State, list or tuple", "Unfreeze it."
+        join(path) or "params", kind_of(node), "dict, FrozenDict, nnx.State, list or tuple", "Unfreeze it."
     )
 
 

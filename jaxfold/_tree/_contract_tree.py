@@ -20,7 +20,7 @@ from jaxfold._block._contract import contract_block
 from jaxfold._block._leaves import read_dtype
 from jaxfold._block._shape import FORMS, Form, choose, consumer_path, flag
 from jaxfold._block._verify import verify
-from jaxfold._errors import ConcretenessError, JaxfoldError, OptionError, StructureError
+from jaxfold._errors import ConcretenessError, JaxfoldError, OptionError, StructureError, kind_of
 from jaxfold._tree._block_paths import BlockPaths
 from jaxfold._tree._boxes import bare, boxed
 from jaxfold._tree._containers import rebuild
@@ -139,23 +139,24 @@ def _check(params: Any, blocks: Any, form: Any, allow_growth: Any, strict: Any, 
     if not isinstance(rows, (int, np.integer)) or isinstance(rows, bool) or rows < 0:
         raise OptionError("rows", repr(rows), "an integer, 0 or above", "")
     if not isinstance(params, (Mapping, list, tuple)):
-        hint = "Pass the parameters: variables['params'] of a Linen module, nnx.state(model) of an NNX model."
-        raise StructureError(
-            "params", f"a {type(params).__name__}", "a dict, FrozenDict, nnx.State, list or tuple", hint
+        hint = (
+            "Pass the parameters: variables['params'] of a Linen module, state.params of a TrainState, "
+            "nnx.state(model) of an NNX model."
         )
+        raise StructureError("params", kind_of(params), "a dict, FrozenDict, nnx.State, list or tuple", hint)
     if not isinstance(blocks, (BlockPaths, Iterable)) or isinstance(blocks, (str, Mapping)):
-        raise OptionError("blocks", f"a {type(blocks).__name__}", "a jaxfold.BlockPaths or several of them", "")
+        raise OptionError("blocks", kind_of(blocks), "a jaxfold.BlockPaths or several of them", "")
     specs = [blocks] if isinstance(blocks, BlockPaths) else list(blocks)
     for index, spec in enumerate(specs):
         if not isinstance(spec, BlockPaths):
-            raise OptionError(f"blocks[{index}]", f"a {type(spec).__name__}", "a jaxfold.BlockPaths", "")
+            raise OptionError(f"blocks[{index}]", kind_of(spec), "a jaxfold.BlockPaths", "")
     return specs
 
 
 def _inputs(inputs: Any) -> dict[Keys, Any]:
     """The inputs by the keys of their producers."""
     if not (inputs is None or isinstance(inputs, Mapping)):
-        raise OptionError("inputs", f"a {type(inputs).__name__}", "a mapping from paths of producers to arrays", "")
+        raise OptionError("inputs", kind_of(inputs), "a mapping from paths of producers to arrays", "")
     return {split("inputs", path): x for path, x in (inputs or {}).items()}
 
 

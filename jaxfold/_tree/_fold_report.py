@@ -112,6 +112,8 @@ class FoldReport:
         hints: for each of them, where it stops to match and what is there.
         parameters, bytes: of the whole tree, before and after. An array that stands in two places counts once.
         means: how many means are taken where something enters a stream that could not be centred beforehand.
+        merged: in how many places :func:`jaxfold.fold` made one affine map of several with no norm between them, which
+            have no row.
 
     Example:
         >>> import numpy as np, jaxfold
@@ -128,6 +130,7 @@ class FoldReport:
     bytes: tuple[int, int]
     hints: tuple[str, ...] = ()
     means: int = 0
+    merged: int = 0
 
     @property
     def contracted(self) -> tuple[FoldRow, ...]:

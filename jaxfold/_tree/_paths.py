@@ -28,7 +28,8 @@ def split(argument: str, path: Any) -> Keys:
     if isinstance(path, tuple) and path:
         return path
     if not isinstance(path, str) or not path:
-        raise OptionError(argument, repr(path), expected, "")
+        several = "For several consumers pass a mapping of their names to paths." if argument == "consumers" else ""
+        raise OptionError(argument, repr(path), expected, several)
     keys = tuple(path.split("/"))
     if not all(keys):
         raise OptionError(argument, repr(path), expected, "It has an empty key: remove the extra '/'.")
@@ -106,7 +107,7 @@ def lookup(argument: str, tree: Any, keys: Keys) -> tuple[Keys, Any]:
                 argument,
                 f"the path {join(keys)!r}, which ends before {key!r}",
                 f"a path in the tree: {join(tuple(found)) or 'its root'} has {shown}",
-                "",
+                _advice(tree, keys, len(found)),
             ) from None
         found.append(own)
     return tuple(found), node
@@ -135,11 +136,26 @@ def reached(tree: Any, pattern: Keys) -> str:
     if not there:
         return f"{join(first) or 'The tree'} has no keys."
     shown = ", ".join(map(repr, there[:8])) + (", …" if len(there) > 8 else "")
-    flat = any("/" in key for key in there) or any("." in key for key in there)
-    hint = (
-        " The tree is flat: nest it first, as flax.traverse_util.unflatten_dict(params, sep=...) does." if flat else ""
-    )
-    return f"{join(first) or 'Its root'} has the keys {shown}.{hint}"
+    if any("/" in key for key in there) or any("." in key for key in there):
+        hint = "The tree is flat: nest it first, as flax.traverse_util.unflatten_dict(params, sep=...) does."
+    else:
+        hint = _advice(tree, pattern, end)
+    return f"{join(first) or 'Its root'} has the keys {shown}. {hint}".rstrip()
+
+
+def _advice(tree: Any, pattern: Keys, end: int) -> str:
+    """What to do about a pattern that matches so many keys and no more: a level too few or too many, or dots."""
+    if end == 0:
+        below = [key for key, value in children(tree) if any(match(value, pattern[:1]))]
+        if below:
+            key = below[0]
+            return f"Pass what is at {key!r} in it, as in params[{key!r}], or begin the paths with '{key}/'."
+        if any(match(tree, pattern[1:2] or ("",))):
+            return f"Leave out '{pattern[0]}/', in the other paths too."
+    key = pattern[end] if end < len(pattern) else ""
+    if isinstance(key, str) and "." in key:
+        return "Keys are separated by '/', not by dots."
+    return ""
 
 
 def match(tree: Any, pattern: Keys) -> Iterator[tuple[Keys, tuple[str, ...]]]:

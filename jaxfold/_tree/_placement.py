@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxfold._errors import JaxfoldError, StructureError
+from jaxfold._errors import JaxfoldError, StructureError, kind_of
 from jaxfold._tree._paths import Keys, child, join
 from jaxfold._tree._resolve import Found, kind
 
@@ -53,7 +53,7 @@ def _occupied(params: Any, block: Found, removed: set[Keys], taken: list[Keys | 
         except KeyError:
             if not isinstance(parent, (list, tuple)):
                 return None
-            got = f"no place in {join(block.to[: end - 1]) or 'params'}, a {type(parent).__name__} of {len(parent)}"
+            got = f"no place in {join(block.to[: end - 1]) or 'params'}, {kind_of(parent)} of {len(parent)}"
             return StructureError(join(block.to[:end]), got, "one that is there, or a key of a mapping", hint)
         if end == len(block.to) or not isinstance(node, (Mapping, list, tuple)):
             return StructureError(join(block.to[:end]), "something that stays", "a free place", hint)

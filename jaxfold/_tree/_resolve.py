@@ -72,7 +72,7 @@ def _find(tree: Any, spec: BlockPaths, producer: Keys, captures: tuple[str, ...]
             wanted[argument], block.groups[argument] = lookup(argument, tree, wanted[argument])
     except StructureError as error:
         block.error = error
-        if error.argument == "norm":
+        if error.argument == "norm" and not error.hint:
             block.error.hint = "For a norm without parameters, which has no leaves, leave norm out (None)."
         return block
     if spec.names == (None,) and _is_attention(block.groups["consumers"]):

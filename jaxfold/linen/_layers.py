@@ -8,7 +8,7 @@ from typing import Any
 import flax.linen as nn
 from flax.linen.dtypes import promote_dtype
 
-from jaxfold._errors import OptionError, StructureError
+from jaxfold._errors import OptionError, StructureError, kind_of
 from jaxfold._layers._einsum import check_einsum
 from jaxfold._layers._layer import Affine, Norm, canonical_dtype, canonical_epsilon, check_flags
 from jaxfold._layers._refuse import (
@@ -39,7 +39,7 @@ def split(argument: str, layer: Any, expected: str) -> tuple[nn.Module, Mapping[
         module, params = layer
         params = {} if params is None else params
         if not isinstance(params, Mapping):
-            raise StructureError(argument, f"params that are a {type(params).__name__}", "a mapping of leaves", "")
+            raise StructureError(argument, f"params that are {kind_of(params)}", "a mapping of leaves", "")
         if "params" in params:
             hint = "Pass variables['params'], down to the layer."
             raise StructureError(argument, "a dict of collections", "the leaves of the layer", hint)

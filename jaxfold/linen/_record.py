@@ -13,7 +13,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from jaxfold._errors import StructureError
+from jaxfold._errors import StructureError, kind_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ def record(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record:
     """
     if not isinstance(model, nn.Module):
         hint = "For an NNX model there is jaxfold.nnx.block_paths." if hasattr(model, "eval") else ""
-        raise StructureError("model", f"a {type(model).__name__}", "a flax.linen.Module", hint)
+        raise StructureError("model", kind_of(model), "a flax.linen.Module", hint)
     calls: list[Call] = []
     entered: dict[tuple[str, ...], Any] = {}
 

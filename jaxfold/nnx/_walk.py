@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from flax import nnx
 
-from jaxfold._errors import StructureError
+from jaxfold._errors import StructureError, kind_of
 from jaxfold._tree._paths import Keys, join
 
 _SHARED = "Contracting it here would change it there: give the block layers of its own first."
@@ -20,7 +20,7 @@ class Walk:
     def __init__(self, model: Any) -> None:
         if not isinstance(model, nnx.Module):
             hint = "For a Linen model there is jaxfold.linen.block_paths." if hasattr(model, "init") else ""
-            raise StructureError("model", f"a {type(model).__name__}", "a flax.nnx.Module", hint)
+            raise StructureError("model", kind_of(model), "a flax.nnx.Module", hint)
         self.modules: dict[Keys, Any] = {}
         self.tree: dict[Any, Any] = {}
         self._owners: Counter[int] = Counter()

@@ -23,7 +23,7 @@ CONCRETE = "concrete NumPy or JAX array"
 @pytest.mark.parametrize("transform", ["jit", "grad", "vmap"])
 @pytest.mark.parametrize(("group", "key"), [("producer", "kernel"), ("norm", "scale"), ("consumers", "bias")])
 def test_tracers(transform: str, group: str, key: str) -> None:
-    row = Refusal({}, jaxfold.ConcretenessError, f"{group}['{key}']", "tracer", CONCRETE, "outside jit, grad and vmap")
+    row = Refusal({}, jaxfold.ConcretenessError, f"{group}['{key}']", "tracer", CONCRETE, "jaxfold.contract_traced")
 
     def contract(leaf: Any) -> Any:
         change = {group: {**BASE[group], key: leaf}}

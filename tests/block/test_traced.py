@@ -107,6 +107,7 @@ def test_second_order(name: str, outer: str, inner: str) -> None:
         agree(CASES[name], lambda f: forward(first(f, 0), 1), 1e-11)
 
 
+@pytest.mark.maths
 @pytest.mark.parametrize("modes", ["fff", "rff", "frf", "ffr", "rrf", "rfr", "frr", "rrr"])
 def test_third_order(modes: str) -> None:
     def transform(f: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -298,3 +298,104 @@ def test_norm_over_a_broadcast_statistic() -> None:
         return h * jax.lax.rsqrt(q + 1e-5) @ p["W"]
 
     assert len(check(fn, weights(**SHAPES), X).report.rows) == 1
+
+
+def test_reason_of_a_norm_whose_input_was_cut() -> None:
+    """It is that of the norm by itself, although another norm is cheaper with its input as a source."""
+
+    def beside(p: Any, x: Any) -> Any:
+        h = x @ p["A"]
+        return jnp.tanh(h), jnp.tanh(third(p, h))
+
+    def both(p: Any, x: Any) -> Any:
+        h = x @ p["C"]
+        s = jax.lax.rsqrt((h * h).mean(-1, keepdims=True) + 1e-3)
+        return beside(p, x), jnp.tanh(h), (h * s * p["c"]) @ p["D"]
+
+    params = weights(A=(4, 64), C=(4, 4), c=(4,), D=(4, 3))
+    (alone,) = check(beside, {"A": params["A"]}, X).report.rows
+    two, one = check(both, params, X).report.rows
+    assert (one.decision, two.decision) == ("skipped", "absorbed")
+    assert "contracting it would save nothing: 4 numbers make its 64 features" in one.reason
+    assert one.reason == alone.reason
+    assert (one.producer, one.features, one.original) == ("A", 4, alone.original) == (alone.producer, 4, one.original)
+    assert (two.producer, two.features) == ("C", 4)
+
+
+def by_library(p: Any, x: Any) -> Any:
+    h = jnp.tanh(x @ p["A"])
+    return jnp.tanh(h / (jnp.linalg.norm(h, axis=-1, keepdims=True) + 1e-6))  # here
+
+
+@pytest.mark.parametrize(
+    "function",
+    [by_library, lambda p, x: jax.checkpoint(by_library)(p, x), lambda p, x: jax.jit(by_library)(p, x)],
+    ids=["plain", "remat", "jit"],
+)
+def test_source_of_what_a_jitted_library_function_does(function: Any) -> None:
+    """The line that calls it, of which its own equations know nothing."""
+    (row,) = jaxfold.fold(function, weights(**SHAPES), X).report.rows
+    assert row.source.endswith(f"test_report.py:{line(by_library, '# here')} (by_library)")
+    assert f"test_report.py:{line(by_library, '# here')} (by_library): left alone." in str(
+        jaxfold.fold(function, weights(**SHAPES), X).report
+    )
+
+
+def test_many_writers_are_a_stream_only_if_centred() -> None:
+    """Of a norm that is contracted they are but the modules that make its input."""
+    params = weights(**{f"A{index}": (1, 64) for index in range(4)}, W=(64, 3))
+
+    def fn(p: Any, x: Any) -> Any:
+        h = sum(x[:, index : index + 1] @ p[f"A{index}"] for index in range(4))
+        return layer_norm(h) @ p["W"]
+
+    (row,) = check(fn, params, X).report.rows
+    assert (row.decision, row.producer) == ("contracted", "4 modules")
+
+
+def test_columns_that_are_blank_are_left_out() -> None:
+    """fold measures no errors, and what is no contraction has no share that it saves."""
+    contracted = str(jaxfold.fold(first, weights(**SHAPES), X).report)
+    assert contracted.splitlines()[0].split() == ["block", "d/n/m", "parameters", "saved"]
+    params = weights(K=(4, 64))
+    text = str(jaxfold.fold(stream, params, X).report)
+    assert text.splitlines()[0].split() == ["block", "d/n/m", "parameters"]
+    assert "1 norm: 1 centred;" in text
+
+
+def test_maps_in_a_row_are_named() -> None:
+    """Where the parameters shrink for another reason than a norm, the report says which."""
+    params = weights(A=(4, 64), W=(64, 3), B=(3, 3))
+
+    def fn(p: Any, x: Any) -> Any:
+        return jnp.tanh(third(p, jnp.tanh(x @ p["A"] @ p["W"]) @ p["B"]))
+
+    report = check(fn, params, X, where=lambda row: False).report
+    assert (report.parameters[1] < report.parameters[0], report.merged, report.contracted) == (True, 1, ())
+    assert "affine maps in a row, with no norm between them, were merged\n" in str(report)
+    plain = jaxfold.fold(first, weights(**SHAPES), X).report
+    assert plain.merged == 0
+    assert "merged" not in str(plain)
+
+
+def test_constants_are_not_centred_for_nothing() -> None:
+    """A mean of weights that the function closes over, in place of one of the stream, saves no mean."""
+    kernel = jnp.asarray(weights(K=(4, 64))["K"])
+    report = check(lambda p, x: jnp.tanh(layer_norm(jnp.tanh(x) @ kernel)) @ p["W"], weights(W=(64, 3)), X).report
+    (row,) = report.rows
+    assert row.decision == "skipped"
+    assert report.reductions[0] == report.reductions[1]
+    assert "would take 1 at run time where 1 would be saved" in row.reason
+
+
+@pytest.mark.parametrize("inputs", [(), (None,), ({},)])
+def test_without_inputs(inputs: Any) -> None:
+    """A function of the inputs alone, and its input as the parameters, is what newcomers try."""
+    with pytest.raises(jaxfold.StructureError, match=r"inputs: got no.*fn is called as fn\(params, \*inputs\)"):
+        jaxfold.fold(lambda x: x, weights(**SHAPES), *inputs)
+
+
+@pytest.mark.parametrize("params", [{}, None, ()])
+def test_without_parameters(params: Any) -> None:
+    with pytest.raises(jaxfold.StructureError, match=r"params: got no array.*Arrays that fn closes over are constants"):
+        jaxfold.fold(lambda p, x: first(weights(**SHAPES), x), params, X)

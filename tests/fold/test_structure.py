@@ -494,3 +494,61 @@ def test_parameters_of_another_dtype() -> None:
         return
     truth = block(narrow, x)
     assert result.dtype == truth.dtype
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4,), (1, 4), (2, 0, 4), (2, 1, 3, 4)])
+@pytest.mark.parametrize("first", [(6, 4), (4,)])
+def test_batches_of_any_size_and_rank(first: Any, shape: Any) -> None:
+    """An empty one, and none, too: contracted and centred."""
+    params = weights(A=(4, 64), a=(64,), g=(64,), W=(64, 5), B=(5, 32), b=(32,), V=(32, 3))
+
+    def fn(p: Any, x: Any) -> Any:
+        h = (layer_norm(x @ p["A"] + p["a"]) * p["g"]) @ p["W"]
+        return (jnp.tanh(layer_norm(jnp.tanh(h) @ p["B"] + p["b"]))) @ p["V"]
+
+    folded = jaxfold.fold(fn, params, np.ones(first))
+    assert [row.decision for row in folded.report.rows] == ["contracted", "centred"]
+    x = np.random.default_rng(5).normal(size=shape)
+    got, expected = folded.apply(folded.contract(params), x), fn(params, x)
+    assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_allclose(got, expected, atol=1e-12)
+
+
+def test_inputs_that_are_folded_otherwise_are_shown() -> None:
+    params = weights(**SHAPES)
+    folded = jaxfold.fold(lambda p, x: block(p, x) if len(x) > 2 else jnp.tanh(x) @ p["K"], params, X)
+    with pytest.raises(jaxfold.ShapeError, match=r"inputs: got float64\[2,4\], for which .* like float64\[6,4\]\. A b"):
+        folded.apply(folded.contract(params), X[:2])
+
+
+OTHER_TREES: dict[str, tuple[Any, str]] = {
+    "a level less": (lambda v: v["params"], "got nothing at 'params' and the unknown 'A'; expected the tree that"),
+    "a leaf less": (lambda v: {"params": {"A": v["params"]["A"]}}, r"got nothing at 'params/W'; expected the tree"),
+    "a leaf more": (lambda v: {"params": v["params"] | {"z": X}}, r"got the unknown 'params/z'; expected the tree"),
+    "another mapping": (flax.core.freeze, "got the same leaves in other containers, FrozenDict in place of dict;"),
+    "another container": (lambda v: (v["params"],), "got nothing at 'params' and the unknown '0';"),
+    "nothing beside": (
+        lambda v: {**v, "none": None},
+        "got the same leaves, but a dict with other static fields or empty",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_TREES)
+@pytest.mark.parametrize("method", ["contract", "contract_traced"])
+def test_other_trees(name: str, method: str) -> None:
+    """The first difference is named, not both trees in whole."""
+    change, message = OTHER_TREES[name]
+    variables = {"params": weights(A=(4, 64), g=(64,), W=(64, 3))}
+    fn = lambda v, x: (layer_norm(x @ v["params"]["A"]) * v["params"]["g"]) @ v["params"]["W"]  # noqa: E731
+    folded = jaxfold.fold(fn, variables, X)
+    with pytest.raises(jaxfold.StructureError, match=f"params: {message}") as raised:
+        getattr(folded, method)(change(variables))
+    assert len(str(raised.value)) < 250
+
+
+def test_tracers_are_told_what_takes_them() -> None:
+    params = weights(A=(4, 64), W=(64, 3))
+    folded = jaxfold.fold(lambda p, x: layer_norm(x @ p["A"]) @ p["W"], params, X)
+    with pytest.raises(jaxfold.ConcretenessError, match=r"Inside them use Folded\.contract_traced\."):
+        jax.jit(folded.contract)(params)

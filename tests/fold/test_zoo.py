@@ -30,6 +30,7 @@ def quick() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", before)
 
 
+@pytest.mark.maths
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_outputs(name: str) -> None:
     """Of both flavours of contraction, in float64."""

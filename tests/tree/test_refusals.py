@@ -7,8 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import traverse_util
+from flax.core import freeze
+from flax.training.train_state import TrainState
 
 import jaxfold
 from jaxfold import BlockPaths, contract_tree
@@ -106,7 +109,7 @@ PLACES = {
         "consumers: got the path 'net/down/x/y', which ends before 'x'",
     ),
     "one of several": ({"consumers": {"a": "net/down", "b": "b"}}, "consumers['b']: got the path 'b'"),
-    "a leaf": ({"consumers": "net/down/kernel"}, "net/down/kernel: got a ndarray"),
+    "a leaf": ({"consumers": "net/down/kernel"}, "net/down/kernel: got an ndarray"),
     "a wider group": ({"producer": "net"}, "net: got the unknown key"),
     "twice": ({"consumers": "net/up"}, "net/up: got one layer in two roles"),
     "occupied": ({"to": "other"}, "other: got something that stays"),
@@ -175,6 +178,7 @@ def test_two_blocks_for_one_place() -> None:
         ({"producer": "*/*/up", "norm": "*/norm"}, "norm: got .* with 1; expected 2 of"),
         ({"consumers": {}}, "consumers: got an empty mapping"),
         ({"consumers": {1: "a"}}, "consumers: got the name 1"),
+        ({"consumers": ["q", "k"]}, r"consumers: got \['q', 'k'\].* pass a mapping of their names to paths"),
         ({"consumers": {"q": 2}}, r"consumers\['q'\]: got 2"),
         ({"epsilon": 0.0}, "epsilon: got 0.0"),
         ({"epsilon": -1.0}, "epsilon: got -1.0"),
@@ -195,12 +199,14 @@ def test_malformed_blocks(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        ((np.ones(3), PATHS), {}, jaxfold.StructureError, "params: got a ndarray"),
+        ((np.ones(3), PATHS), {}, jaxfold.StructureError, "params: got an ndarray"),
         ((None, PATHS), {}, jaxfold.StructureError, "params: got a NoneType"),
+        ((3, PATHS), {}, jaxfold.StructureError, "params: got an int"),
+        ((jnp.ones(3), PATHS), {}, jaxfold.StructureError, "params: got an ArrayImpl"),
         ((tree(), {"producer": "up"}), {}, jaxfold.OptionError, "blocks: got a dict"),
         ((tree(), ["net/up"]), {}, jaxfold.OptionError, r"blocks\[0\]: got a str"),
         ((tree(), "net/up"), {}, jaxfold.OptionError, "blocks: got a str"),
-        ((tree(), PATHS), {"inputs": CASE.x}, jaxfold.OptionError, "inputs: got a ndarray; expected a mapping"),
+        ((tree(), PATHS), {"inputs": CASE.x}, jaxfold.OptionError, "inputs: got an ndarray; expected a mapping"),
         ((tree(), PATHS), {"form": "narrow"}, jaxfold.OptionError, "form: got 'narrow'"),
         ((tree(), PATHS), {"dtype": "int8"}, jaxfold.OptionError, "dtype: got 'int8'"),
         ((tree(), PATHS), {"strict": 1}, jaxfold.OptionError, "strict: got 1"),
@@ -257,6 +263,34 @@ def test_pattern_that_matches_nothing() -> None:
     assert "The tree is flat: nest it first" in contract_tree(flat, PATHS)[1].hints[0]
     assert "Its root has the keys 'params'." in contract_tree({"params": tree()}, PATHS)[1].hints[0]
     assert contract_tree({"net": np.ones(2)}, PATHS)[1].hints == ("net has no keys.",)
+
+
+def test_paths_a_level_off() -> None:
+    """Variables in place of their parameters, or the reverse; a row of the report says so, and so does strict mode."""
+    below = "Pass what is at 'params' in it, as in params['params'], or begin the paths with 'params/'."
+    for root in ({"params": tree()}, {"params": tree(), "batch_stats": {}}, freeze({"params": tree()})):
+        (hint,) = contract_tree(root, PATHS)[1].hints
+        assert hint.endswith(below)
+        with pytest.raises(jaxfold.StructureError, match="or begin the paths with 'params/'"):
+            contract_tree(root, PATHS, strict=True)
+    starred = BlockPaths(producer="n*/up", norm="n*/norm", consumers="n*/down", epsilon=1e-3)
+    assert contract_tree({"params": tree()}, starred)[1].hints[0].endswith(below)
+    rooted = BlockPaths(producer="params/net/up", norm="params/net/norm", consumers="params/net/down", epsilon=1e-3)
+    assert contract_tree({"params": tree()}, rooted)[1].contracted
+    assert contract_tree(tree(), rooted)[1].hints[0].endswith("Leave out 'params/', in the other paths too.")
+    norm = BlockPaths(producer="params/net/up", norm="net/norm", consumers="params/net/down", epsilon=1e-3)
+    assert one({"params": tree()}, norm).reason.endswith(below)
+    state = TrainState.create(apply_fn=None, params=tree(), tx=optax.identity())
+    with pytest.raises(jaxfold.StructureError, match=r"params: got a TrainState; .* state\.params of a TrainState"):
+        contract_tree(state, PATHS)
+
+
+def test_paths_with_dots() -> None:
+    dotted = BlockPaths(producer="net.up", norm="net/norm", consumers="net/down", epsilon=1e-3)
+    (hint,) = contract_tree(tree(), dotted)[1].hints
+    assert hint == "Its root has the keys 'net', 'other'. Keys are separated by '/', not by dots."
+    norm = BlockPaths(producer="net/up", norm="net.norm", consumers="net/down", epsilon=1e-3)
+    assert one(tree(), norm).reason.endswith("Keys are separated by '/', not by dots.")
 
 
 @pytest.mark.parametrize("norm_type", [None, "layernorm", "rmsnorm"])
