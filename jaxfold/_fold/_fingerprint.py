@@ -15,10 +15,10 @@ from jaxfold._fold._components import Emitted
 from jaxfold._fold._emission import EmittedAffine
 from jaxfold._fold._known import Known
 from jaxfold._fold._product import Product
-from jaxfold._fold._program import Program, Value, small_constant
+from jaxfold._fold._program import Equation, Program, Value, small_constant
 
-# Operations that leave the entries in their order.
-LAYOUT = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
+# Operations that leave the entries in their order, unless they permute the axes.
+LAYOUT = ("reshape", "squeeze")
 
 
 class Fingerprints:
@@ -67,7 +67,7 @@ class Fingerprints:
         if node.origin is None:
             array = small_constant(node)
             return f"constant {node.aval} {id(node.constant) if array is None else array.tobytes()}"
-        if node.origin.name in ("reshape", "squeeze", "expand_dims"):
+        if node.origin.name in LAYOUT and not _permutes(node.origin):
             return f"reshape {_wide(node.shape)}"
         return f"{node.origin.name} {node.origin.params} {node.origin.outputs.index(node)}"
 
@@ -75,9 +75,14 @@ class Fingerprints:
 def _moves_nothing(node: Known | Value) -> bool:
     """Whether it only adds or drops axes of size 1."""
     if isinstance(node, Value):
-        moves = node.origin is None or node.origin.name not in LAYOUT or node.origin.params.get("dimensions")
-        return not moves and _wide(node.shape) == _wide(_below(node)[0].shape)
+        kept = node.origin is not None and node.origin.name in LAYOUT and not _permutes(node.origin)
+        return kept and _wide(node.shape) == _wide(_below(node)[0].shape)
     return node.key in ("reshape", "broadcast") and _wide(node.shape) == _wide(node.arguments[0].shape)
+
+
+def _permutes(equation: Equation) -> bool:
+    """Whether it is a reshape that reads its axes in another order."""
+    return equation.name == "reshape" and equation.params.get("dimensions") is not None
 
 
 def _below(node: Known | Value) -> list[Known | Value]:

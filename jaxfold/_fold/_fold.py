@@ -119,16 +119,16 @@ class Folded:
         signature = signature_of(inputs)
         if signature not in self._traces:
             fresh = self._trace.again(inputs)
-            if fresh.runner.fingerprint != self._trace.runner.fingerprint or fresh.names != self._trace.names:
-                if not fresh.empty:
-                    raise ShapeError(
-                        "inputs",
-                        f"{_shown(signature)}, for which the function folds otherwise",
-                        f"inputs like {_shown(self._trace.signature)}",
-                        "A batch may have another size or other axes, if fn makes the same of its parameters then. "
-                        "Fold it with such inputs.",
-                    )
-                fresh.blank = True  # for a batch of no rows nothing pays, and nothing needs to be computed
+            same = fresh.runner.fingerprint == self._trace.runner.fingerprint and fresh.names == self._trace.names
+            # For a batch of no rows nothing pays, but nothing has to be computed either.
+            if not (same or fresh.empty):
+                raise ShapeError(
+                    "inputs",
+                    f"{_shown(signature)}, for which the function folds otherwise",
+                    f"inputs like {_shown(self._trace.signature)}",
+                    "A batch may have another size or other axes, if fn makes the same of its parameters then. "
+                    "Fold it with such inputs.",
+                )
             self._traces[signature] = fresh
         return self._traces[signature]
 

@@ -106,8 +106,8 @@ class Program:
             arguments = [read(atom) for atom in source.invars]
             if _is_plain_call(source):
                 inner = source.params.get("jaxpr") or source.params["call_jaxpr"]
-                own, consts = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
-                outputs = self._inline(own, consts, arguments, (*calls, source))
+                body, its_own = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
+                outputs = self._inline(body, its_own, arguments, (*calls, source))
             else:
                 equation = Equation(source, arguments, len(self.equations), calls)
                 self.equations.append(equation)

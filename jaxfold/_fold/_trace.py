@@ -34,7 +34,6 @@ class Trace:
         arrays = [leaf for _, leaf in flat]
         self.closed, shape = jax.make_jaxpr(function, return_shape=True)(params, *inputs)
         self.out_structure = jax.tree.structure(shape)
-        self.blank = False
         runtime = len(self.closed.jaxpr.invars) - len(arrays)
         program = Program(self.closed)
         depends: list[int | None] = [*(1 << index for index in range(len(arrays))), *[None] * runtime]
@@ -114,7 +113,7 @@ class Trace:
         return {self.paths[index]: leaves[index] for index in self.runner.kept}
 
     def apply(self, contracted: Mapping[str, Any], inputs: tuple[Any, ...]) -> Any:
-        if self.blank:
+        if self.empty:
             return self.out_structure.unflatten([jnp.zeros(aval.shape, aval.dtype) for aval in self.closed.out_avals])
         require_keys("contracted['params']", contracted["params"], set(self.names), exactly=False)
         kept = [contracted["params"][name] for name in self.names]

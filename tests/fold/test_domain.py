@@ -15,6 +15,8 @@ from jaxfold._fold._analysis import Analysis
 from jaxfold._fold._program import Program, Value
 from tests.fold.programs import draw
 
+pytestmark = pytest.mark.maths
+
 # float64, some thirty operations on arrays of entries about 1; sums of at most 100 terms.
 FLOAT64 = 1e-11
 

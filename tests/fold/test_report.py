@@ -388,6 +388,17 @@ def test_constants_are_not_centred_for_nothing() -> None:
     assert "would take 1 at run time where 1 would be saved" in row.reason
 
 
+def test_parameters_are_no_constants() -> None:
+    """Beside the above: of parameters that something else reads, the mean is taken at run time, of fewer numbers."""
+    params = weights(K=(4, 64), W=(64, 3))
+
+    def fn(p: Any, x: Any) -> Any:
+        return jnp.tanh(layer_norm(jnp.tanh(x) @ p["K"])) @ p["W"], jnp.sum(p["K"] ** 2)
+
+    (row,) = check(fn, params, X).report.rows
+    assert row.decision == "centred"
+
+
 @pytest.mark.parametrize("inputs", [(), (None,), ({},)])
 def test_without_inputs(inputs: Any) -> None:
     """A function of the inputs alone, and its input as the parameters, is what newcomers try."""

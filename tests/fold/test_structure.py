@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import flax.core
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -496,15 +497,29 @@ def test_parameters_of_another_dtype() -> None:
     assert result.dtype == truth.dtype
 
 
+# How a bias is brought to the rank of what it is added to.
+RANKS: dict[str, Any] = {
+    "as it is": lambda bias, like: bias[0],
+    "reshaped": lambda bias, like: bias.reshape((1,) * (like.ndim - 1) + (-1,)),
+    "expanded": lambda bias, like: jnp.expand_dims(bias[0], tuple(range(like.ndim - 1))),
+    "squeezed": lambda bias, like: bias if like.ndim > 1 else jnp.squeeze(bias, 0),
+}
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (4,), (1, 4), (2, 0, 4), (2, 1, 3, 4)])
 @pytest.mark.parametrize("first", [(6, 4), (4,)])
-def test_batches_of_any_size_and_rank(first: Any, shape: Any) -> None:
+@pytest.mark.parametrize("rank", RANKS)
+def test_batches_of_any_size_and_rank(rank: str, first: Any, shape: Any) -> None:
     """An empty one, and none, too: contracted and centred."""
-    params = weights(A=(4, 64), a=(64,), g=(64,), W=(64, 5), B=(5, 32), b=(32,), V=(32, 3))
+    params = weights(A=(4, 64), a=(1, 64), g=(64,), W=(64, 5), B=(5, 32), b=(1, 32), V=(32, 3))
+
+    def affine(x: Any, kernel: Any, bias: Any) -> Any:
+        h = x @ kernel
+        return h + RANKS[rank](bias, h)
 
     def fn(p: Any, x: Any) -> Any:
-        h = (layer_norm(x @ p["A"] + p["a"]) * p["g"]) @ p["W"]
-        return (jnp.tanh(layer_norm(jnp.tanh(h) @ p["B"] + p["b"]))) @ p["V"]
+        h = (layer_norm(affine(x, p["A"], p["a"])) * p["g"]) @ p["W"]
+        return jnp.tanh(layer_norm(affine(jnp.tanh(h), p["B"], p["b"]))) @ p["V"]
 
     folded = jaxfold.fold(fn, params, np.ones(first))
     assert [row.decision for row in folded.report.rows] == ["contracted", "centred"]
@@ -512,6 +527,33 @@ def test_batches_of_any_size_and_rank(first: Any, shape: Any) -> None:
     got, expected = folded.apply(folded.contract(params), x), fn(params, x)
     assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
     np.testing.assert_allclose(got, expected, atol=1e-12)
+
+
+def test_batches_without_rows() -> None:
+    """At that size no FLOPs are saved, so the function folds otherwise; but there is nothing to compute either."""
+    model = nn.Sequential(
+        [nn.Dense(64), nn.LayerNorm(), nn.Dense(8), jnp.tanh, nn.Dense(64), nn.LayerNorm(), nn.Dense(3)]
+    )
+    variables = model.init(jax.random.key(0), X)
+    folded, empty = (jaxfold.fold(model.apply, variables, x) for x in (X, X[:0]))
+    assert set(folded.contract(variables)["blocks"]) != set(empty.contract(variables)["blocks"])
+    for shape in ((0, 4), (2, 0, 4)):
+        got = folded.apply(folded.contract(variables), np.zeros(shape))
+        assert (got.shape, got.dtype) == ((*shape[:-1], 3), np.float64)
+
+
+def test_axes_in_another_order_are_other_coefficients() -> None:
+    """A reshape that reads its axes in another order leaves all sizes as they are, and is another function."""
+    params = weights(A=(4, 4), W=(4, 64), V=(64, 3))
+
+    def fn(p: Any, x: Any) -> Any:
+        kernel = jax.lax.reshape(p["A"], (4, 4), dimensions=(1, 0) if len(x) > 2 else None)
+        return layer_norm(x @ (kernel @ p["W"])) @ p["V"]
+
+    folded = jaxfold.fold(fn, params, X)
+    assert [row.decision for row in folded.report.rows] == ["contracted"]
+    with pytest.raises(jaxfold.ShapeError, match="folds otherwise"):
+        folded.apply(folded.contract(params), X[:2])
 
 
 def test_inputs_that_are_folded_otherwise_are_shown() -> None:

@@ -114,6 +114,7 @@ def test_jvp(name: str) -> None:
     assert difference(run[0](params, X, tangents), run[1](params, X, tangents)) < GRADIENT64
 
 
+@pytest.mark.maths
 @pytest.mark.parametrize("name", ["one", "several consumers", "sum of sources", "scan of remat"])
 def test_hessian_vector_product(name: str) -> None:
     """Forward over reverse, in parameters and inputs together."""
@@ -127,6 +128,7 @@ def test_hessian_vector_product(name: str) -> None:
     assert difference(ours, theirs) < 10 * GRADIENT64  # second derivatives are of the size of 1/σ²
 
 
+@pytest.mark.maths
 @pytest.mark.parametrize("name", ["one", "residual"])
 def test_reverse_over_reverse(name: str) -> None:
     folded, original, params = losses(name)

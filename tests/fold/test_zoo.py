@@ -51,6 +51,16 @@ def gradients(fn: Callable[..., Any], params: Any, inputs: tuple[Any, ...]) -> A
     return jax.grad(loss, (0, *real))(params, *inputs)
 
 
+def quickly(fn: Callable[..., Any], *arguments: Any) -> Any:
+    """One program, which compiles faster than its operations one by one, and twice as fast without fusion emitters."""
+    lowered = jax.jit(fn).lower(*arguments)
+    try:
+        compiled = lowered.compile({"xla_cpu_use_fusion_emitters": False})
+    except jax.errors.JaxRuntimeError:  # an XLA that has no such option
+        compiled = lowered.compile()
+    return compiled(*arguments)
+
+
 def worst(result: Any, truth: Any) -> float:
     """The largest error of a leaf relative to it, or to a thousandth of the largest leaf where that is more.
 
@@ -70,10 +80,12 @@ def test_gradients(name: str) -> None:
     case = zoo.case(name)
     params, inputs = case.cast(np.float64)
     folded = jaxfold.fold(case.fn, params, *inputs)
-    # One program each, which compiles faster than its operations one by one.
-    truth = jax.jit(functools.partial(gradients, case.fn))(params, inputs)
-    ours = jax.jit(functools.partial(gradients, lambda p, *x: folded.apply(folded.contract_traced(p), *x)))(
-        params, inputs
+    # A step in float32, as NNX's softmax is, rounds alike in both only if operations are compiled one by one.
+    mixed = "f32[" in str(jax.make_jaxpr(case.fn)(params, *inputs))
+    evaluate = (lambda fn, *arguments: fn(*arguments)) if mixed else quickly
+    truth = evaluate(functools.partial(gradients, case.fn), params, inputs)
+    ours = evaluate(
+        functools.partial(gradients, lambda p, *x: folded.apply(folded.contract_traced(p), *x)), params, inputs
     )
     assert jax.tree.structure(ours) == jax.tree.structure(truth)
     assert worst(ours, truth) < GRADIENT64
