@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import functools
+import sys
 from collections.abc import Sequence
+from os.path import dirname, isabs, realpath
+from pathlib import PurePath
 from typing import Any
 
 import jax
@@ -37,7 +40,49 @@ def bind(equation: Any, arguments: Sequence[Any]) -> list[Any]:
     return list(outputs) if primitive.multiple_results else [outputs]
 
 
-LIBRARIES = re.compile(r"[/\\\\](jax|jaxlib|flax|haiku|equinox|jaxfold)[/\\\\](?!.*[/\\\\]site-packages[/\\\\])")
+LIBRARIES = ("jax", "jaxlib", "flax", "haiku", "equinox", "jaxfold")
+
+
+def is_library(file: str) -> bool:
+    """Return whether ``file``, the file of a frame, belongs to one of LIBRARIES or to Python's standard library.
+
+    A file belongs to a library if the file lies in the folder of the library's package. The names of other folders mean
+    nothing: the home of a user may be named jax.
+    """
+    packages = (getattr(sys.modules.get(name), "__file__", None) for name in LIBRARIES)
+    return _is_library(file, tuple(package for package in packages if package))
+
+
+@functools.lru_cache(4096)
+def _is_library(file: str, packages: tuple[str, ...]) -> bool:
+    if not isabs(file):  # "<stdin>", "<string>", the cells of some notebooks
+        return file.startswith("<frozen ")
+    # A path as it is and a path without symbolic links: the files of a package may be links to some other folder.
+    paths = [PurePath(path) for path in (file, realpath(file))]
+    return any(path.is_relative_to(folder) for path in paths for folder in _folders(packages)) or any(
+        _is_standard(path, PurePath(folder)) for path in paths for folder in _standard()
+    )
+
+
+@functools.lru_cache(64)
+def _folders(packages: tuple[str, ...]) -> tuple[PurePath, ...]:
+    """Return the folders of packages, given the ``__init__`` files of the packages."""
+    # A single file of the name of a library is a user's: libraries are packages.
+    initial = [file for file in packages if PurePath(file).stem == "__init__"]
+    named = {path for file in initial for path in (dirname(file), realpath(dirname(file)), dirname(realpath(file)))}
+    return tuple(PurePath(path) for path in sorted(named))
+
+
+@functools.cache
+def _standard() -> tuple[str, ...]:
+    """Return the folders of Python's standard library."""
+    folder = dirname(str(functools.__file__))
+    return folder, realpath(folder)
+
+
+def _is_standard(file: PurePath, folder: PurePath) -> bool:
+    """Return whether ``file`` is a module of the standard library at ``folder``, which may hold site-packages too."""
+    return file.is_relative_to(folder) and PurePath(file.relative_to(folder).parts[0]).stem in sys.stdlib_module_names
 
 
 def line_of(equation: Any, calls: Sequence[Any] = ()) -> str:
@@ -65,4 +110,4 @@ def _frame(equation: Any) -> Any:
     """The innermost frame of the equation's traceback that is the user's, or None."""
     traceback = equation.source_info.traceback
     frames = [] if traceback is None else traceback.frames
-    return next((frame for frame in frames if not LIBRARIES.search(frame.file_name)), None)
+    return next((frame for frame in frames if not is_library(frame.file_name)), None)

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import jax
 import pytest
 
 from tests.x64 import set_x64
+
+# The same examples in every run, and however long one takes: no test depends on time.
+hypothesis.settings.register_profile(
+    "steady",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("steady")
 
 
 @pytest.fixture(autouse=True)

@@ -343,7 +343,9 @@ def test_reads_nothing_but_its_own_data(path: str) -> None:
     readers = r"(^|\.)(open|fromfile|loadtxt|genfromtxt|memmap|read_text|read_bytes|urlopen|Path|getenv)$"
     assert not [call for call in calls if re.search(readers, call)]
     assert "np.load" not in calls or (path == "_demo.py" and "importlib.resources.as_file" in calls)
-    assert not {"os", "pathlib", "urllib", "socket", "subprocess", "tempfile"} & _imports(path)
+    # _extend.py compares paths, to tell a user's file from a library's, and opens none of them.
+    compares = {"pathlib"} if path == "_extend.py" else set()
+    assert not ({"os", "pathlib", "urllib", "socket", "subprocess", "tempfile"} - compares) & _imports(path)
 
 
 def test_importing_it_changes_nothing() -> None:

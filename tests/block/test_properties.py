@@ -19,14 +19,8 @@ from tests.factories import make_case
 from tests.reference import two_pass
 from tests.x64 import set_x64
 
-# The same examples in every run. Few shapes, because each new one is compiled.
-settings = hypothesis.settings(
-    max_examples=40,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
+# Few shapes, because each new one is compiled.
+settings = hypothesis.settings(max_examples=40)
 
 FORMS = ("direct", "packed", "standard")
 FEATURES = st.sampled_from([(3,), (2, 3)])
