@@ -7,18 +7,12 @@ import numpy as np
 
 from jaxfold._fold import _rules_arithmetic, _rules_layout, _rules_sums
 from jaxfold._fold._affine import Affine, Quadratic, Square, trivial
-from jaxfold._fold._known import Known, reshape
+from jaxfold._fold._extent import ENTRY_BY_ENTRY, extent_of
+from jaxfold._fold._known import Known, leaf
 from jaxfold._fold._program import LARGEST_CONSTANT, Equation, Program, Value, small_constant
 from jaxfold._fold._registry import RULES, Abstract, Operands
 
 LIBRARY = (_rules_arithmetic, _rules_layout, _rules_sums)  # imported for the rules that they register
-
-
-ENTRY_BY_ENTRY = {
-    *("add", "sub", "mul", "div", "max", "min", "pow", "integer_pow", "square", "sqrt", "rsqrt", "cbrt", "neg", "abs"),
-    *("exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf", "sign", "convert_element_type", "copy"),
-    *("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "is_finite", "select_n", "clamp", "rem", "floor"),
-}
 
 
 class Analysis:
@@ -42,7 +36,7 @@ class Analysis:
         self.first: dict[Affine, Value] = {}
         self._own: dict[Value, Affine] = {}
         for value, bits in zip(program.inputs, depends, strict=True):
-            self.abstract[value] = None if bits is None else Known(value.shape, value=value)
+            self.abstract[value] = None if bits is None else leaf(value)
             self.depends[value] = bits or 0
         for equation in program.equations:
             self._step(equation)
@@ -50,7 +44,7 @@ class Analysis:
     def of(self, value: Value) -> Abstract:
         if value in self.abstract:
             return self.abstract[value]
-        return Known(value.shape, value=value)  # a constant
+        return leaf(value)  # a constant
 
     def own(self, value: Value) -> Affine:
         """A runtime value as an affine array over itself: one and the same at every call."""
@@ -147,14 +141,15 @@ class Analysis:
         return frozenset(axis for axis, size in enumerate(shape) if size != 1 and axis not in varies)
 
     def _known(self, equation: Equation, output: Value) -> Known:
-        """A known result; one that repeats its operand along some axes has size 1 there."""
-        operand = self.of(equation.inputs[0]) if equation.inputs else None
-        if equation.name != "broadcast_in_dim" or not isinstance(operand, Known) or len(equation.inputs) > 1:
-            return Known(output.shape, value=output)
-        sizes = [1] * len(output.shape)
-        for own, axis in zip(operand.shape, equation.params["broadcast_dimensions"], strict=True):
-            sizes[axis] = own
-        return reshape(operand, tuple(sizes))
+        """Return a known result as a leaf, of size 1 along the axes along which it only repeats itself."""
+        if len(equation.outputs) > 1:
+            return leaf(output)
+        return leaf(output, extent_of(equation, [self.extent(value) for value in equation.inputs]))
+
+    def extent(self, value: Value) -> tuple[int, ...]:
+        """Return the shape of a known value, with size 1 along the axes along which it only repeats itself."""
+        abstract = self.of(value)
+        return abstract.shape if isinstance(abstract, Known) else value.shape
 
 
 def _is_floating(value: Value) -> bool:

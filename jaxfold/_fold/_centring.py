@@ -32,12 +32,22 @@ class Centring:
         nodes: how each blind value could be computed without its mean.
         exits: what norms make of such values.
         streams: the stream of each node that a norm needs.
+        left: the places, among what all norms make of such values, of those that the caller did not want.
     """
 
-    def __init__(self, plan: Plan, unwanted: Iterable[Value] = (), wanted: set[Any] | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        unwanted: Iterable[Value] = (),
+        wanted: set[Any] | None = None,
+        left: Iterable[int] = (),
+    ) -> None:
         self.unwanted = set(unwanted)
         self.nodes = Nodes(Blindness(plan, [NONE] * len(plan.analysis.program.outputs), outermost=True))
-        self.exits: list[Exit] = [found for found in exits(self.nodes.scopes) if found.of not in self.unwanted]
+        each = list(exits(self.nodes.scopes))
+        self.unwanted |= {found.of for place, found in enumerate(each) if place in set(left)}
+        self.exits: list[Exit] = [found for found in each if found.of not in self.unwanted]
+        self.left = frozenset(place for place, found in enumerate(each) if found.of in self.unwanted)
         self.streams = streams(self.nodes, self.exits)
         for stream in dict.fromkeys(self.streams.values()):
             if wanted is None or not self._was_decided(stream, wanted):

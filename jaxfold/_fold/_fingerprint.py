@@ -1,51 +1,85 @@
 """Whether coefficients mean the same in two traces of one function.
 
 A function may be traced again for inputs of other shapes. The coefficients that were made for the first trace serve the
-second if they are the same expressions of the same parameters, which is what a fingerprint is of. Axes of size 1 are
-left out of it: a batch of more axes makes more of them.
+second if they are the same expressions of the same parameters. A fingerprint is a digest of such an expression. It is
+exact: two expressions have one fingerprint only if they compute the same array from the same parameters.
+
+Two batches of other sizes or ranks differ in axes along which parameters only repeat themselves, and in axes of size 1.
+So the digest is of the array without these axes. Let the extent of an array be its shape with size 1 wherever it only
+repeats itself (``_extent.py``), and let its wide axes be those of an extent other than 1. An array is then given by two
+things: the digest, which says what stands along the wide axes in their order, and the extent, which says where these
+axes are. Every operation is spelled out in terms of wide axes: where each wide axis of an operand stands among those of
+the result, which of them are summed, and their sizes. Nothing is left to guess, and nothing is forgotten:
+
+    g:f64[8]                                digest G, extent (8,)
+    c:f64[8,1] = reshape g                  digest G, extent (8, 1)
+    d:f64[8,8] = mul W c                    ("mul", sizes (8, 8), W at (0, 1), G at (0,))
+    e:f64[1,8] = reshape g                  digest G, extent (1, 8)
+    f:f64[8,8] = mul W e                    ("mul", sizes (8, 8), W at (0, 1), G at (1,))
+
+An operation that has no spelling here is known by its name, all its parameters, and the whole extents of its operands.
+That is exact as well, but an axis more or less makes another digest. No digest holds an address. A custom derivative is
+known by what it computes and by the line of the function, because coefficients are contracted once, by the first trace.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import hashlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from jaxfold._extend import ClosedJaxpr, Jaxpr, Literal
+from jaxfold._fold._analysis import Analysis
 from jaxfold._fold._centred import Recentred, Stored, Way
 from jaxfold._fold._components import Emitted
-from jaxfold._fold._emission import EmittedAffine
+from jaxfold._fold._emission import EmittedAffine, EmittedQuadratic
+from jaxfold._fold._extent import ENTRY_BY_ENTRY
 from jaxfold._fold._known import Known
 from jaxfold._fold._product import Product
-from jaxfold._fold._program import Equation, Program, Value, small_constant
+from jaxfold._fold._program import INLINED, Equation, Value
+from jaxfold._fold._rules_layout import axis_groups
 
-# Operations that leave the entries in their order, unless they permute the axes.
-LAYOUT = ("reshape", "squeeze")
+Shape = tuple[int, ...]
+_unknown = itertools.count()  # each is like nothing else: what cannot be compared is never the same
 
 
 class Fingerprints:
     """Digests of the expressions of one program."""
 
-    def __init__(self, program: Program) -> None:
-        self.inputs = {value: index for index, value in enumerate(program.inputs)}
+    def __init__(self, analysis: Analysis) -> None:
+        self.analysis = analysis
+        self.inputs = {value: index for index, value in enumerate(analysis.program.inputs)}
         # With the node itself, which must outlive its id.
         self.memo: dict[int, tuple[Known | Value, bytes]] = {}
 
     def emitted(self, way: Emitted | Way) -> Any:
         """Of how an array is computed, as far as its coefficients go."""
         if isinstance(way, Stored):
-            return "stored", self._digest(way.table)
+            return "stored", self.digest(way.table), way.table.shape
         if isinstance(way, Recentred) and way.way is not None:
             return self.emitted(way.way)
-        if isinstance(way, Way):
-            return type(way).__name__
         if isinstance(way, EmittedAffine):
-            return tuple((self._product(p), _sizes(p, p.shared_axes()), _sizes(p, p.own_axes())) for p in way.products)
-        q, product = way.quadratic, way.product
-        return self._product(product), _sizes(product, way.over), q.squares, q.centring(), q.offset, way.repeated
+            own = ((self._product(p), _places(p, p.shared_axes()), _places(p, p.own_axes())) for p in way.products)
+            return "affine", *own
+        if isinstance(way, EmittedQuadratic):
+            q, p = way.quadratic, way.product
+            kept = [axis for axis in range(len(p.table.shape) - 1) if axis not in way.over]
+            sums = q.squares, q.centring(), q.offset, way.repeated, way.width
+            return "quadratic", self._product(p), _places(p, way.over), _places(p, kept), *sums
+        return type(way).__name__
 
-    def _product(self, product: Product) -> bytes:
-        return self._digest(product.table)
+    def _product(self, product: Product) -> Any:
+        return self.digest(product.table), product.rows, product.constant
 
-    def _digest(self, root: Known | Value) -> bytes:
+    def digest(self, root: Known | Value) -> bytes:
+        """Return what stands along the wide axes of an expression, or of a known value of the program."""
         stack: list[Known | Value] = [root]
         while stack:
             top = stack[-1]
@@ -55,34 +89,36 @@ class Fingerprints:
                 stack += missing
             else:
                 below = [self.memo[id(node)][1] for node in _below(top)]
-                parts = [self._own(top).encode(), *below]
-                self.memo[id(top)] = top, below[0] if _moves_nothing(top) else hashlib.sha256(b"|".join(parts)).digest()
+                own = self._expression(top) if isinstance(top, Known) else self._value(top)
+                self.memo[id(top)] = top, below[0] if own is None else _hashed(own, *below)
         return self.memo[id(root)][1]
 
-    def _own(self, node: Known | Value) -> str:
-        if isinstance(node, Known):
-            return f"known {_key(node)} {_wide(node.shape)}"
-        if node in self.inputs:
-            return f"input {self.inputs[node]}"
-        if node.origin is None:
-            array = small_constant(node)
-            return f"constant {node.aval} {id(node.constant) if array is None else array.tobytes()}"
-        if node.origin.name in LAYOUT and not _permutes(node.origin):
-            return f"reshape {_wide(node.shape)}"
-        return f"{node.origin.name} {node.origin.params} {node.origin.outputs.index(node)}"
+    def _expression(self, node: Known) -> Any:
+        """Return what an expression does to its arguments; None if it leaves the wide axes of the only one alone."""
+        if node.value is not None:
+            return None
+        spell = EXPRESSIONS.get(node.operation)
+        return (node.operation, *node.static) if spell is None else spell(node)
 
-
-def _moves_nothing(node: Known | Value) -> bool:
-    """Whether it only adds or drops axes of size 1."""
-    if isinstance(node, Value):
-        kept = node.origin is not None and node.origin.name in LAYOUT and not _permutes(node.origin)
-        return kept and _wide(node.shape) == _wide(_below(node)[0].shape)
-    return node.key in ("reshape", "broadcast") and _wide(node.shape) == _wide(node.arguments[0].shape)
-
-
-def _permutes(equation: Equation) -> bool:
-    """Whether it is a reshape that reads its axes in another order."""
-    return equation.name == "reshape" and equation.params.get("dimensions") is not None
+    def _value(self, value: Value) -> Any:
+        """Return how the program makes a value; None if that leaves the wide axes of its only operand alone."""
+        if value in self.inputs:
+            return "input", self.inputs[value]
+        equation = value.origin
+        if equation is None:
+            return "constant", canonical(value.constant)
+        extents = [self.analysis.extent(operand) for operand in equation.inputs]
+        extent = self.analysis.extent(value)
+        spell = None if 0 in value.shape else VALUES.get(equation.name)
+        if spell is not None and (spelled := spell(equation, extents, extent)) != "otherwise":
+            return spelled
+        entries = equation.name in ENTRY_BY_ENTRY
+        if entries and 0 not in value.shape:
+            own = [(str(v.aval.dtype), _among(e, extent)) for v, e in zip(equation.inputs, extents, strict=True)]
+            return equation.name, str(value.aval.dtype), _sizes(extent), own, canonical(equation.params)
+        operands = [(v.shape, str(v.aval.dtype), e) for v, e in zip(equation.inputs, extents, strict=True)]
+        result = equation.outputs.index(value), value.shape, str(value.aval.dtype), extent
+        return equation.name, result, operands, canonical(_values_only(equation))
 
 
 def _below(node: Known | Value) -> list[Known | Value]:
@@ -91,33 +127,222 @@ def _below(node: Known | Value) -> list[Known | Value]:
     return list(node.arguments) if node.value is None else [node.value]
 
 
-def _sizes(product: Product, axes: list[int]) -> tuple[int, ...]:
-    return tuple(product.table.shape[1 + axis] for axis in axes)
+def _hashed(own: Any, *below: bytes) -> bytes:
+    found = hashlib.sha256(repr(own).encode())
+    for digest in below:
+        found.update(digest)
+    return found.digest()
 
 
-def _wide(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(size for size in shape if size != 1)
+def _wide(extent: Shape) -> list[int]:
+    return [axis for axis, size in enumerate(extent) if size != 1]
 
 
-def _key(node: Known) -> Any:
-    """What the node computes, with axes counted among those of a size other than 1."""
-    name, *details = node.key if isinstance(node.key, tuple) else (node.key,)
-    if not node.arguments:
-        return node.key
-    shape = node.arguments[0].shape
-    ranks = {axis: rank for rank, axis in enumerate(axis for axis, size in enumerate(shape) if size != 1)}
-    if name == "transpose":
-        return name, [ranks[axis] for axis in details[0] if axis in ranks]
-    if name == "sum":
-        return name, [ranks[axis] for axis in details[0] if axis in ranks], details[1]
-    if name == "centre":
-        return name, ranks.get(details[0])
-    if name == "concatenate":
-        return name, sum(size != 1 for size in node.shape[: details[0]])
-    if name == "slice":
-        return name, [part for axis, part in enumerate(details[0]) if axis in ranks]
-    if name == "einsum":
-        letters = dict.fromkeys(letter for letter in details[0] if letter.isalpha())
-        order = {letter: index for index, letter in enumerate(letters)}
-        return name, [order.get(letter, letter) for letter in details[0]]
-    return node.key
+def _sizes(extent: Shape) -> Shape:
+    return tuple(size for size in extent if size != 1)
+
+
+def _ranks(extent: Shape) -> dict[int, int]:
+    """Return the place of each wide axis among all wide axes."""
+    return {axis: rank for rank, axis in enumerate(_wide(extent))}
+
+
+def _among(operand: Shape, result: Shape) -> list[int]:
+    """Return the place of each wide axis of an operand of arithmetic among the wide axes of the result."""
+    ranks, missing = _ranks(result), len(result) - len(operand)
+    return [ranks[axis + missing] for axis in _wide(operand)]
+
+
+def _places(product: Product, axes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return size and place among the wide axes of T's own axes; an axis of size 1 has no place."""
+    extent = product.table.shape[1:]
+    ranks = _ranks(extent)
+    return tuple((extent[axis], ranks[axis]) for axis in axes if axis in ranks)
+
+
+def _reshaped(before: Shape, extent: Shape, after: Shape) -> Any:
+    """Return a reshape as groups of axes that hold the same entries; None if every wide axis stays one axis."""
+    if 0 in before:
+        return "reshape", before, extent, after
+    groups = [group for group in axis_groups(before, after) if any(extent[axis] != 1 for axis in group[0])]
+    if all(len(old) == len(new) == 1 for old, new in groups):
+        return None
+    sizes = [
+        ([(before[axis], extent[axis]) for axis in old], [after[axis] for axis in new]) for old, new in groups
+    ]  # fmt: skip
+    return "reshape", sizes
+
+
+def _permuted(extent: Shape, order: Sequence[int]) -> Any:
+    ranks = _ranks(extent)
+    places = [ranks[axis] for axis in order if axis in ranks]
+    return None if places == sorted(places) else ("transpose", places)
+
+
+def _binary(node: Known) -> Any:
+    return node.operation, _sizes(node.shape), [_among(argument.shape, node.shape) for argument in node.arguments]
+
+
+def _constant(node: Known) -> Any:
+    return "constant", str(node.static.dtype), _sizes(node.shape), node.static.tobytes()
+
+
+def _broadcast(node: Known) -> Any:
+    (argument,) = node.arguments
+    if _sizes(argument.shape) == _sizes(node.shape):
+        return None
+    return "broadcast", _sizes(node.shape), _among(argument.shape, node.shape)
+
+
+def _sum(node: Known) -> Any:
+    axes, factor = node.static
+    ranks = _ranks(node.arguments[0].shape)
+    return "sum", [ranks[axis] for axis in axes if axis in ranks], factor
+
+
+def _slice(node: Known) -> Any:
+    extent = node.arguments[0].shape
+    if 0 in node.shape:
+        return "slice", extent, node.static
+    cut = [(size, part) for size, part in zip(extent, node.static, strict=True) if size != 1]
+    return None if all(part == (0, size, 1) for size, part in cut) else ("slice", cut)
+
+
+def _concatenate(node: Known) -> Any:
+    axis = node.static
+    place, pieces = len(_wide(node.shape[:axis])), [argument.shape[axis] for argument in node.arguments]
+    return "concatenate", _sizes(node.shape), place, pieces
+
+
+def _einsum(node: Known) -> Any:
+    """Spell out a product by letters in the order in which they occur, those of wide axes alone."""
+    operands, result = node.static.split("->")
+    extents = [argument.shape for argument in node.arguments]
+    letters = [
+        [letter for letter, size in zip(part, extent, strict=True) if size != 1]
+        for part, extent in zip((*operands.split(","), result), (*extents, node.shape), strict=True)
+    ]
+    order = {letter: rank for rank, letter in enumerate(dict.fromkeys(itertools.chain(*letters)))}
+    return "einsum", [[order[letter] for letter in part] for part in letters]
+
+
+EXPRESSIONS: dict[str, Callable[[Known], Any]] = {
+    "constant": _constant,
+    "ones": lambda node: ("ones", _sizes(node.shape)),
+    "zeros": lambda node: ("zeros", _sizes(node.shape)),
+    "reshape": lambda node: _reshaped(node.arguments[0].shape, node.arguments[0].shape, node.shape),
+    "broadcast": _broadcast,
+    "transpose": lambda node: _permuted(node.arguments[0].shape, node.static),
+    "sum": _sum,
+    "scale": lambda node: ("scale", node.static),
+    "slice": _slice,
+    "centre": lambda node: ("centre", _ranks(node.shape).get(node.static)),
+    **dict.fromkeys(("add", "subtract", "multiply", "divide"), _binary),
+    "concatenate": _concatenate,
+    "einsum": _einsum,
+}
+
+
+def _value_broadcast(equation: Equation, extents: list[Shape], extent: Shape) -> Any:
+    return None if len(extents) == 1 else "otherwise"
+
+
+def _value_reshape(equation: Equation, extents: list[Shape], extent: Shape) -> Any:
+    if equation.name == "reshape" and equation.params.get("dimensions") is not None:
+        return "otherwise"
+    return _reshaped(equation.inputs[0].shape, extents[0], equation.outputs[0].shape)
+
+
+def _value_transpose(equation: Equation, extents: list[Shape], extent: Shape) -> Any:
+    return _permuted(extents[0], equation.params["permutation"])
+
+
+def _value_tile(equation: Equation, extents: list[Shape], extent: Shape) -> Any:
+    repeats = [(own, r) for own, r in zip(extents[0], equation.params["reps"], strict=True) if own != 1]
+    return None if all(r == 1 for _, r in repeats) else ("tile", repeats)
+
+
+def _value_slice(equation: Equation, extents: list[Shape], extent: Shape) -> Any:
+    params = equation.params
+    strides = params["strides"] or (1,) * len(extents[0])
+    parts = zip(extents[0], params["start_indices"], params["limit_indices"], strides, strict=True)
+    return "slice", [part for part in parts if part[0] != 1]
+
+
+# For operations that only move what is there: what they do to the wide axes, None for nothing.
+VALUES: dict[str, Callable[[Equation, list[Shape], Shape], Any]] = {
+    "broadcast_in_dim": _value_broadcast,
+    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _value_reshape),
+    "transpose": _value_transpose,
+    "tile": _value_tile,
+    "slice": _value_slice,
+}
+
+# Parameters of an equation that say how it is differentiated or scheduled, not what it computes.
+DERIVATIVES = {"jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "out_trees", "jvp", "fwd"}
+
+
+def _values_only(equation: Equation) -> dict[str, Any]:
+    if not equation.name.startswith("custom_"):
+        return equation.params
+    return {name: value for name, value in equation.params.items() if name not in DERIVATIVES}
+
+
+def canonical(value: Any) -> Any:
+    """Return plain values that are equal for equal static parameters, in this trace or another.
+
+    What is of a kind that this function does not know is never equal to anything: the coefficients count as others.
+    """
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.dtype, enum.Enum)):
+        return type(value).__name__, repr(value)
+    if isinstance(value, Tracer):
+        return "unknown", next(_unknown)
+    if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        return _array(value)
+    if isinstance(value, type):
+        return value.__module__, value.__qualname__
+    if isinstance(value, ClosedJaxpr):
+        return _jaxpr(value.jaxpr), [canonical(const) for const in value.consts]
+    if isinstance(value, Jaxpr):
+        return _jaxpr(value)
+    if isinstance(value, Mapping):
+        return "mapping", sorted(((canonical(key), canonical(item)) for key, item in value.items()), key=repr)
+    if isinstance(value, (set, frozenset)):
+        return "set", sorted((canonical(item) for item in value), key=repr)
+    if isinstance(value, (tuple, list)):
+        return type(value).__name__, [canonical(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        fields = [(field.name, canonical(getattr(value, field.name))) for field in dataclasses.fields(value)]
+        return type(value).__qualname__, fields
+    if type(value).__module__.startswith("jax") and not callable(value) and " at 0x" not in repr(value):
+        return type(value).__qualname__, repr(value)  # meshes, shardings, and words such as "unspecified"
+    return "unknown", next(_unknown)
+
+
+def _array(array: Any) -> Any:
+    """Return dtype, shape and a digest of the entries."""
+    if isinstance(array, jax.Array) and jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return str(array.dtype), _array(jax.random.key_data(array))
+    entries = np.ascontiguousarray(np.asarray(array))
+    return str(entries.dtype), np.shape(array), hashlib.sha256(entries.tobytes()).hexdigest()
+
+
+def _jaxpr(jaxpr: Jaxpr) -> Any:
+    """Return all that a jaxpr computes, its variables numbered in their order."""
+    numbers: dict[Any, int] = {}
+
+    def atom(each: Any) -> Any:
+        if isinstance(each, Literal):
+            return str(each.aval), canonical(each.val)
+        return numbers.setdefault(each, len(numbers)), str(each.aval)
+
+    inputs = [atom(each) for each in (*jaxpr.constvars, *jaxpr.invars)]
+    equations = []
+    for each in jaxpr.eqns:
+        read = [atom(operand) for operand in each.invars]
+        plain = each.params if each.primitive.name not in INLINED else {"jaxpr": each.params.get("jaxpr")}
+        static = {key: own for key, own in plain.items() if key not in DERIVATIVES}
+        written = [(numbers.setdefault(out, len(numbers)), str(out.aval)) for out in each.outvars]
+        equations.append((each.primitive.name, read, canonical(static), written))
+    source = getattr(getattr(jaxpr, "debug_info", None), "func_src_info", None)
+    return inputs, equations, [atom(each) for each in jaxpr.outvars], str(source)

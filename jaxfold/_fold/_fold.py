@@ -122,11 +122,13 @@ class Folded:
             same = fresh.runner.fingerprint == self._trace.runner.fingerprint and fresh.names == self._trace.names
             # For a batch of no rows nothing pays, but nothing has to be computed either.
             if not (same or fresh.empty):
+                where = self._trace.differs(fresh) or fresh.differs(self._trace)
                 raise ShapeError(
                     "inputs",
                     f"{_shown(signature)}, for which the function folds otherwise",
                     f"inputs like {_shown(self._trace.signature)}",
-                    "A batch may have another size or other axes, if fn makes the same of its parameters then. "
+                    (f"The coefficients of {where} are made of the parameters in another way. " if where else "")
+                    + "A batch may have another size or other axes, if fn makes the same of its parameters then. "
                     "Fold it with such inputs.",
                 )
             self._traces[signature] = fresh

@@ -45,6 +45,7 @@ class Inner:
         self.program = Program(jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ()), equation)
         self.known = [is_known(value) for value in equation.inputs]
         self.repeat = 1
+        self.scanned = range(0)  # of which inputs a scan takes one entry for each step
         self.centred: dict[int, int] = {}  # inputs whose mean is taken away on entering, and along which axis
 
     def enter(self, index: int, array: Any) -> Any:

@@ -9,6 +9,7 @@ every equation and every parameter that has to stay for another reader.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -60,7 +61,7 @@ class Plan:
         self.analysis, self.sizes, self.repeat = analysis, sizes, repeat
         self.minimum_saving, self.wanted = minimum_saving, wanted
         self.uncut: Plan | None = None
-        self.fingerprints = Fingerprints(analysis.program)
+        self.fingerprints = Fingerprints(analysis)
         self.live = live_equations(analysis)
         self.components = components(analysis, self.live)
         self.inner: dict[Equation, tuple[Inner, Plan]] = {}
@@ -163,9 +164,8 @@ class Plan:
             component.after = component.before
             return
         if self.wanted is not None:
-            emitted = {v: way for v, way in candidates.items() if self.fingerprints.emitted(way) in self.wanted}
-            component.after = self._totals(self._tally(component, emitted), elsewhere)
-            self._accept(component, emitted)
+            component.after = self._totals(self._tally(component, candidates), elsewhere)
+            self._accept(component, candidates)
             return
         chosen: dict[Value, Emitted] = {}
         best = component.before
@@ -195,13 +195,31 @@ class Plan:
         It does where a product follows that T has to repeat for every position: rotary embeddings. Then what that reads
         is the better candidate.
         """
+        if self.wanted is not None and self.identities.get(value) not in self.wanted:
+            return None
         found = way_to_emit(self.analysis.of(value))
         if found is None or self.wanted is not None:
-            return found if found is None or self.fingerprints.emitted(found) in (self.wanted or ()) else None
+            return found
         bits = 0
         for leaf in found.leaves():
             bits |= self.analysis.depends.get(leaf, 0)
         return found if found.size * self.repeat <= self.entries(bits)[0] else None
+
+    @functools.cached_property
+    def identities(self) -> dict[Value, Any]:
+        """For each value that could be emitted, its coefficients' fingerprint, and how many before it have the same.
+
+        That is what a value is known by in another trace: several may have the same coefficients, as ``z`` and
+        ``z[None]`` do.
+        """
+        found: dict[Value, Any] = {}
+        counts: dict[Any, int] = {}
+        for value in (value for equation in self.live for value in equation.outputs):
+            if (way := way_to_emit(self.analysis.of(value))) is not None:
+                fingerprint = self.fingerprints.emitted(way)
+                counts[fingerprint] = counts.get(fingerprint, -1) + 1
+                found[value] = fingerprint, counts[fingerprint]
+        return found
 
     def _offsets(self, component: Component, group: dict[Value, Emitted]) -> Cost:
         """What may be added for a norm to lose its bias: an offset in each reader, if all its readers are products."""

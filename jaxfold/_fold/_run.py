@@ -14,6 +14,7 @@ from jaxfold._errors import StructureError, kind_of
 from jaxfold._fold import _known as known
 from jaxfold._fold._centred import Stored
 from jaxfold._fold._emission import EmittedAffine, output_dtype
+from jaxfold._fold._inner import Inner
 from jaxfold._fold._known import Known
 from jaxfold._fold._plan import Plan
 from jaxfold._fold._program import Equation, Value, inputs_behind
@@ -151,15 +152,35 @@ class Runner:
     @functools.cached_property
     def fingerprint(self) -> tuple[Any, ...]:
         """What is emitted from what: the same for other inputs if the coefficients mean the same."""
-        prints = self.plan.fingerprints
-        own = [(type(way).__name__, prints.emitted(way)) for way in self.stored.values()]
-        return (*own, *((inner.known, body.fingerprint) for inner, body in self.inner.values()))
+        own = [(type(way).__name__, self.plan.fingerprints.emitted(way)) for way in self.stored.values()]
+        inside = ((self._entering(inner, body), body.fingerprint) for inner, body in self.inner.values())
+        return (*own, *inside)
+
+    def _entering(self, inner: Inner, body: Runner) -> Any:
+        """What the coefficients of a program inside are made of, and which of them there is one of for each layer."""
+        entered = []
+        for index, value in enumerate(inner.inputs):
+            if inner.known[index] and body.made_of({index}):
+                digest, extent = self.plan.fingerprints.digest(value), self.plan.analysis.extent(value)
+                entered.append((index, digest, extent, value.shape))
+        return entered, sorted(body.made_of(inner.scanned)), inner.repeat if inner.scanned else 1
 
     def emissions(self) -> set[Any]:
         """The fingerprints of all that is emitted, before its mean is taken away and after, here and inside."""
-        contracted = [way for component in self.plan.components for way in component.emitted.values()]
-        own = {self.plan.fingerprints.emitted(way) for way in (*self.stored.values(), *contracted)}
+        contracted = [value for component in self.plan.components for value in component.emitted]
+        own = {self.plan.identities[value] for value in contracted}
+        own |= {self.plan.fingerprints.emitted(way) for way in self.stored.values()}
         return own.union(*(body.emissions() for _, body in self.inner.values()))
+
+    def lines(self) -> list[tuple[Any, str]]:
+        """The fingerprint and the user's line of everything that has coefficients, here and inside."""
+        prints = self.plan.fingerprints
+        own = [(prints.emitted(way), value.origin.line if value.origin else "") for value, way in self.stored.items()]
+        for equation, (inner, body) in self.inner.items():
+            entering = repr(self._entering(inner, body))
+            own.append((entering, equation.line))
+            own += [((entering, fingerprint), line) for fingerprint, line in body.lines()]
+        return own
 
     def check(self, blocks: Any, where: str = "contracted['blocks']") -> None:
         """Raises :class:`StructureError` for coefficients of another function."""

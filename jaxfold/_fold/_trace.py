@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from jaxfold._fold._norms import Norm, norms
 from jaxfold._fold._plan import plan_of
 from jaxfold._fold._program import Program
 from jaxfold._fold._run import Runner, require_keys
-from jaxfold._tree._fold_report import FoldRow
+from jaxfold._tree._fold_report import FoldRow, shown
 
 MOST_NAMED = 3  # modules that a row of the report names
 
@@ -39,13 +40,14 @@ class Trace:
         depends: list[int | None] = [*(1 << index for index in range(len(arrays))), *[None] * runtime]
         sizes = [(int(np.prod(s.shape)), _nbytes(s)) for s in self.shapes]
         saving, self.wanted = options["minimum_saving"], options.get("wanted")
+        self.left = options.get("left", ())
         self.plan = plan_of(program, depends, sizes, minimum_saving=saving, wanted=self.wanted)
         self._finish(set())
 
     def _finish(self, unwanted: set[Any]) -> None:
         """Streams, norms, and what is to be run, once it is decided what is contracted."""
         self.plan.uncentred()
-        self.centring = Centring(self.plan, unwanted, self.wanted)
+        self.centring = Centring(self.plan, unwanted, self.wanted, self.left)
         self.norms = norms(self.plan, self.centring)
         self.runner = Runner(self.plan)
 
@@ -83,7 +85,18 @@ class Trace:
     def again(self, inputs: tuple[Any, ...]) -> Trace:
         """For other inputs, with the same decisions."""
         params = self.structure.unflatten(self.shapes)
-        return Trace(self.function, params, inputs, {"minimum_saving": 0.0, "wanted": self.runner.emissions()})
+        options = {"minimum_saving": 0.0, "wanted": self.runner.emissions(), "left": self.centring.left}
+        return Trace(self.function, params, inputs, options)
+
+    def differs(self, other: Trace) -> str:
+        """The user's lines whose coefficients are others, or not there, in another trace of the same function."""
+        there = Counter(fingerprint for fingerprint, _ in other.runner.lines())
+        lines = []
+        for fingerprint, line in self.runner.lines():
+            there[fingerprint] -= 1
+            if there[fingerprint] < 0 and line:
+                lines.append(shown(line))
+        return ", ".join(list(dict.fromkeys(lines))[:MOST_NAMED])
 
     def leaves(self, params: Any) -> list[Any]:
         leaves, structure = jax.tree.flatten(params)

@@ -559,7 +559,9 @@ def test_axes_in_another_order_are_other_coefficients() -> None:
 def test_inputs_that_are_folded_otherwise_are_shown() -> None:
     params = weights(**SHAPES)
     folded = jaxfold.fold(lambda p, x: block(p, x) if len(x) > 2 else jnp.tanh(x) @ p["K"], params, X)
-    with pytest.raises(jaxfold.ShapeError, match=r"inputs: got float64\[2,4\], for which .* like float64\[6,4\]\. A b"):
+    with pytest.raises(
+        jaxfold.ShapeError, match=r"inputs: got float64\[2,4\], for which .* like float64\[6,4\]\. The co"
+    ):
         folded.apply(folded.contract(params), X[:2])
 
 
