@@ -309,6 +309,8 @@ def canonical(value: Any) -> Any:
         return "mapping", sorted(((canonical(key), canonical(item)) for key, item in value.items()), key=repr)
     if isinstance(value, (set, frozenset)):
         return "set", sorted((canonical(item) for item in value), key=repr)
+    if isinstance(value, tuple) and isinstance(tag := getattr(value, "tag", None), str):
+        return type(value).__name__, tag  # how random bits are made: functions of JAX's own, by their registered name
     if isinstance(value, (tuple, list)):
         return type(value).__name__, [canonical(item) for item in value]
     if dataclasses.is_dataclass(value):
