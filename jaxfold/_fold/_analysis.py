@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 
@@ -11,6 +13,7 @@ from jaxfold._fold._extent import ENTRY_BY_ENTRY, extent_of
 from jaxfold._fold._known import Known, leaf
 from jaxfold._fold._program import LARGEST_CONSTANT, Equation, Program, Value, small_constant
 from jaxfold._fold._registry import RULES, Abstract, Operands
+from jaxfold._fold._roundings import Roundings, is_arithmetic
 
 LIBRARY = (_rules_arithmetic, _rules_layout, _rules_sums)  # imported for the rules that they register
 
@@ -38,6 +41,8 @@ class Analysis:
         for value, bits in zip(program.inputs, depends, strict=True):
             self.abstract[value] = None if bits is None else leaf(value)
             self.depends[value] = bits or 0
+        given = {value for value, bits in zip(program.inputs, depends, strict=True) if bits is not None}
+        self.roundings = Roundings(program, given)
         for equation in program.equations:
             self._step(equation)
 
@@ -80,9 +85,11 @@ class Analysis:
             return
         result: Abstract = None
         rule = RULES.get(equation.name)
-        if rule is not None and not effects and len(equation.outputs) == 1 and _is_floating(equation.outputs[0]):
+        if rule is not None and not effects and _is_arithmetic(equation.outputs):
             operands = [None if self.is_source(value) else self.of(value) for value in equation.inputs]
-            result = rule(Operands(equation, operands, self.own))
+            result = None if self.rounds(equation, operands) else rule(Operands(equation, operands, self.own))
+            if runtime(result):
+                self.roundings.note(equation, [operand is None for operand in operands])
         if len(equation.outputs) == 1:
             self.abstract[equation.outputs[0]] = result
             if isinstance(result, Affine):
@@ -95,6 +102,13 @@ class Analysis:
         else:
             self.abstract |= dict.fromkeys(equation.outputs)
 
+    def rounds(self, equation: Equation, operands: Sequence[Abstract]) -> bool:
+        """Whether it is a cast that ends the map of its operand."""
+        if equation.name != "convert_element_type" or not runtime(a := operands[0]):
+            return False
+        moment = not isinstance(a, Affine) or a.sum_of is not None or a.centred is not None
+        return self.roundings.ends(equation, spread=not moment)
+
     def opened(self, value: Value, depth: int = 8) -> Abstract:
         """The same, with the last products before it as parts of it, even of what is narrower than its sources."""
         abstract, equation = self.of(value), value.origin
@@ -102,6 +116,8 @@ class Analysis:
         if not isinstance(abstract, Affine) or abstract.narrows or equation is None or rule is None or not depth:
             return abstract
         operands = [self.opened(operand, depth - 1) for operand in equation.inputs]
+        if self.rounds(equation, operands):
+            return abstract
         return rule(Operands(equation, operands, self.own)) or abstract
 
     def _repeats(self, equation: Equation) -> None:
@@ -152,8 +168,8 @@ class Analysis:
         return abstract.shape if isinstance(abstract, Known) else value.shape
 
 
-def _is_floating(value: Value) -> bool:
-    return jax.numpy.issubdtype(value.aval.dtype, np.floating)
+def _is_arithmetic(outputs: list[Value]) -> bool:
+    return len(outputs) == 1 and is_arithmetic(outputs[0].aval.dtype)
 
 
 def _compute(equation: Equation) -> None:

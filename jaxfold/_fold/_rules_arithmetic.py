@@ -12,6 +12,7 @@ from jaxfold._fold import _known as known
 from jaxfold._fold._affine import Affine, Quadratic, Source, Square, Sum
 from jaxfold._fold._known import Known
 from jaxfold._fold._registry import Abstract, Operands, rule
+from jaxfold._fold._roundings import is_exact, keeps_all
 
 # Sums of more sources than this are taken for sources themselves, so that the work stays linear in the program.
 MOST_TERMS = 12
@@ -247,14 +248,20 @@ def select(operands: Operands) -> Abstract:
 
 @rule("convert_element_type")
 def convert(operands: Operands) -> Abstract:
-    """To another floating dtype. Rounded, a bare source becomes one of its own; in more digits it is the same."""
+    """To another floating dtype: the same, unless it is a bare source and is rounded, and so is one of its own.
+
+    Whether a cast ends a map that is more than a source, the analysis knows, which knows who reads it.
+    """
     a, before, after = operands[0], operands.value(0).aval.dtype, operands.params["new_dtype"]
-    if not jnp.issubdtype(after, jnp.floating):
-        return None
     if isinstance(a, (Affine, Square, Quadratic)):
         return a
-    exact = jnp.issubdtype(before, jnp.floating) and jnp.promote_types(before, after) == after
-    return operands.source(0) if exact else None
+    return operands.source(0) if is_exact(before, after) else None
+
+
+@rule("reduce_precision")
+def reduce_precision(operands: Operands) -> Abstract:
+    """To the digits of its own dtype, or more: the same array."""
+    return operands[0] if keeps_all(operands.equation) else None
 
 
 @rule("copy")

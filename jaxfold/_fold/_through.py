@@ -18,9 +18,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-import jax.numpy as jnp
-
 from jaxfold._fold._program import Equation
+from jaxfold._fold._roundings import is_arithmetic, keeps_all
 from jaxfold._fold._rules_layout import axis_groups
 
 Request = int | Literal["keep", "zero"]
@@ -71,15 +70,20 @@ def _div(equation: Equation, axis: int, is_constant: IsConstant) -> list[Request
     return [axis, KEEP] if is_constant(1, axis) and not is_constant(0, axis) else None
 
 
-@through("neg", "copy", "reduce_precision", "sharding_constraint")
+@through("neg", "copy", "sharding_constraint")
 def _same(equation: Equation, axis: int, is_constant: IsConstant) -> list[Request]:
     return [axis]
 
 
 @through("convert_element_type")
 def _convert(equation: Equation, axis: int, is_constant: IsConstant) -> list[Request] | None:
-    dtypes = equation.inputs[0].aval.dtype, equation.params["new_dtype"]
-    return [axis] if all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes) else None
+    """Between dtypes that are computed in; whether anything would notice, ``Blindness`` knows."""
+    return [axis] if all(map(is_arithmetic, (equation.inputs[0].aval.dtype, equation.params["new_dtype"]))) else None
+
+
+@through("reduce_precision")
+def _reduce_precision(equation: Equation, axis: int, is_constant: IsConstant) -> list[Request] | None:
+    return [axis] if keeps_all(equation) else None
 
 
 @through("select_n")
