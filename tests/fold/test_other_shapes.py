@@ -20,6 +20,7 @@ N = 48
 RNG = np.random.default_rng(4)
 X = RNG.normal(size=(4, 4))
 SHAPES = {"A": (4, N), "a": (N,), "W": (N, N), "g": (N,), "V": (N, 3), "C": (N, 3), "t": (1, 1, N), "k": (4,)}
+SHAPES |= {"B": (4, 49), "r": (7,), "R": (7, 3), "O": (49, 3)}
 SHAPES |= {"L": (3, 4, N), "M": (3, N, 4), "s": (3, N, N)}
 LARGE = RNG.normal(size=(N, 120))  # more entries than a constant has that is looked at
 
@@ -31,6 +32,15 @@ def params(x64: None) -> dict[str, Any]:
 
 def norm(p: Any, x: Any) -> Any:
     return layer_norm(x @ p["A"] + p["a"])
+
+
+def square(p: Any, x: Any) -> Any:
+    """The output of a norm along two axes of features of one size."""
+    return layer_norm(x @ p["B"]).reshape(*x.shape[:-1], 7, 7)
+
+
+def flat(h: Any) -> Any:
+    return h.reshape(*h.shape[:-2], 49)
 
 
 def quantised(levels: float) -> Callable[[Any], Any]:
@@ -72,6 +82,22 @@ OTHERWISE: dict[str, Callable[[Any, Any, bool], Any]] = {
     "a cast": lambda p, x, big: norm(p, x) @ p["V"].astype(np.float32 if big else jnp.bfloat16).astype(np.float64),
     "a sort": lambda p, x, big: norm(p, x) @ jnp.sort(p["W"], axis=int(big)),
     "another result": lambda p, x, big: norm(p, x) @ jnp.linalg.qr(p["W"])[int(big)],
+    "features scaled along another axis": lambda p, x, big: (
+        flat(square(p, x) * (p["r"][:, None] if big else p["r"][None])) @ p["O"]
+    ),
+    "features summed along another axis": lambda p, x, big: square(p, x).sum(-2 if big else -1) @ p["R"],
+    "features multiplied along another axis": lambda p, x, big: jnp.einsum(
+        "bij,ik->bjk" if big else "bij,jk->bik", square(p, x), p["R"]
+    ),
+    "features in another order": lambda p, x, big: (
+        flat(square(p, x).swapaxes(-1, -2) if big else square(p, x)) @ p["O"]
+    ),
+    "other features": lambda p, x, big: (
+        norm(p, x)[:, : N // 2] @ p["V"][: N // 2] if big else (norm(p, x)[:, N // 2 :] @ p["V"][: N // 2])
+    ),
+    "features joined otherwise": lambda p, x, big: (
+        lambda a, b: jnp.concatenate([a, b] if big else [b, a], -1) @ p["V"]
+    )(norm(p, x)[:, : N // 3], norm(p, x)[:, N // 3 :]),
     "a roll": lambda p, x, big: norm(p, x) @ jnp.roll(p["W"], 1, axis=int(big)),
     "a cumulative sum": lambda p, x, big: norm(p, x) @ jnp.cumsum(p["W"], axis=int(big)),
     "a gather": lambda p, x, big: norm(p, x) @ p["W"][:, jnp.arange(N) if big else jnp.arange(N)[::-1]],
