@@ -66,7 +66,7 @@ def certificate_table(certificate: Certificate) -> Table:
             f"{errors.contracted_typical:.1e}",
             f"{errors.typical_ratio:.2f}",
         )
-    result.caption = (
+    result.caption = (f"{certificate.verdict}\n" if certificate.verdict else "") + (
         f"{certificate.rows:,} rows against float64\ncondition of R {certificate.condition:.3g}; "
         f"variance at least {certificate.variance_lower_bound:.3g}"
     )

@@ -20,6 +20,17 @@ def oracle(block: Block, x: np.ndarray) -> dict[str | None, np.ndarray]:
     return _map_stack(block, lambda layers, x: _forward(block, layers, x)[0], x)
 
 
+def mean_squares(block: Block, x: np.ndarray) -> np.ndarray:
+    """Return for each row the mean square of the activation, over what the norm divides by, squared."""
+
+    def ratio(layers: Any, x: np.ndarray) -> np.ndarray:
+        _, _, s = _forward(block, layers, x)
+        h = x @ layers["producer"]["kernel"] + layers["producer"].get("bias", 0.0)
+        return np.mean(h * h, axis=-1, keepdims=True) * s * s
+
+    return _map_stack(block, ratio, x)
+
+
 def oracle_gradient(block: Block, x: np.ndarray, cotangents: dict[str | None, np.ndarray]) -> np.ndarray:
     """The gradient in ``x`` of the sum over all outputs of output times cotangent.
 

@@ -17,6 +17,8 @@ quantities, in other orders. It has a floor of one ``unit``, because an original
 
 from __future__ import annotations
 
+import math
+
 EQUAL = "equal to rounding"
 WORSE = "worse than the original's rounding"
 OTHER = "not this function: check epsilon, norm type, layers"
@@ -24,7 +26,7 @@ SAME, MORE = 2.0, 16.0
 
 
 def verdict(
-    original_error: float, folded_error: float, unit: float, *, expected: float = 0.0, original_limit: float = 1e300
+    original_error: float, folded_error: float, unit: float, *, expected: float = 0.0, original_limit: float = math.inf
 ) -> str:
     """Return what two measured errors say about the folded function.
 
@@ -48,9 +50,9 @@ def verdict(
     'not this function: check epsilon, norm type, layers'
     """
     scale = max(original_error, unit)
-    # Written so that NaN, for which every comparison is false, is not this function.
-    if not (original_error <= original_limit and folded_error <= max(MORE * scale, expected)):
+    explained = original_error <= original_limit and folded_error <= max(MORE * scale, expected)
+    if not (explained and math.isfinite(original_error) and math.isfinite(folded_error)):
         return OTHER
     if folded_error <= SAME * scale:
         return EQUAL
-    return f"{WORSE}: {folded_error / scale:.1f} times its typical error"
+    return f"{WORSE}: {folded_error / scale:,.1f} times its typical error"

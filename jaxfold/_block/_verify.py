@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,10 @@ from jaxfold._block._block import Block
 from jaxfold._block._check import check_contraction, require_contraction
 from jaxfold._block._contraction import Contraction
 from jaxfold._block._leaves import require_floating, to_host
-from jaxfold._block._oracle import oracle, oracle_gradient
+from jaxfold._block._oracle import mean_squares, oracle, oracle_gradient
+from jaxfold._block._rounding import contraction_rounding, on_host, original_rounding, unit_of
+from jaxfold._block._shape import Layers
+from jaxfold._block._verdict import EQUAL, OTHER, verdict
 from jaxfold._errors import ShapeError, StructureError, kind_of
 
 if TYPE_CHECKING:
@@ -76,6 +81,10 @@ class Certificate:
         dtype: of the outputs.
         storage: the coarsest dtype among the coefficients. Where that is a half-precision one and ``dtype`` is not, the
             printed table says what to do about it.
+        verdict: what the typical errors of the outputs say. ``"equal to rounding"``: the contracted block's is at most
+            twice the original's. ``"worse than the original's rounding: …"``: it is larger, and rounding explains it.
+            ``"not this function: check epsilon, norm type, layers"``: rounding does not explain the error of the
+            contracted block, or of ``original_fn``, or the contraction has another epsilon than the original.
 
     Example:
         >>> import numpy as np, jaxfold
@@ -93,6 +102,7 @@ class Certificate:
     rows: int
     dtype: str
     storage: str = ""
+    verdict: str = ""
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
         """Draws the errors on a logarithmic axis: typical and largest, of outputs and gradients, before and after.
@@ -160,17 +170,19 @@ def verify(
         >>> certificate.outputs.contracted_max < 1e-5, certificate.rows
         (True, 100)
     """
-    x = _check_inputs(original, contracted, inputs)
+    given = _check_inputs(original, contracted, inputs)
     if not (original_fn is None or callable(original_fn)):
         raise StructureError("original_fn", kind_of(original_fn), "a function of the inputs, or None", "")
-    wide = to_host("inputs", x)
+    wide = to_host("inputs", given)
+    # How arrays are spread over devices is no matter of rounding, and not every product has a rule for it.
+    original, contracted, x = _gathered_block(original), _gathered(contracted), _gathered(given)
     reference = oracle(original, wide)
     rng = np.random.default_rng(0)
     cotangents = {name: rng.standard_normal(value.shape) for name, value in reference.items()}
     evaluate = apply if original.shape.stack is None else jax.vmap(apply)
 
     outputs, gradient = _run("contracted", lambda x: evaluate(contracted, x), x, cotangents)
-    before, gradient_before = _run("original_fn", original_fn or original, x, cotangents)
+    before, gradient_before = _run("original_fn", original_fn or original, given if original_fn else x, cotangents)
     # The blocks saw cotangents that were rounded to the dtype of the outputs; the oracle gets the same numbers.
     rounded = {name: cotangents[name].astype(value.dtype).astype(np.float64) for name, value in outputs.items()}
     true_gradient = oracle_gradient(original, wide, rounded)
@@ -179,14 +191,37 @@ def verify(
     def in_order(named: dict[str | None, Any]) -> list[Any]:
         return [named[name] for name in reference]
 
+    dtype = promote(*outputs.values())
+    storage = max((leaf.dtype for leaf in jax.tree.leaves(contracted.params)), key=unit_of)
+    errors = _compare(in_order(reference), in_order(before), in_order(outputs), lead)
+    host = on_host(contracted)
+    limit = math.inf
+    if original_fn is not None:
+        own = _named(original(jnp.asarray(x)))
+        own_error = _rms(_entry_errors(in_order(reference), in_order(own), lead))
+        unit = max(unit_of(value.dtype) for value in before.values())
+        limit = original_rounding(own_error, mean_squares(original, wide), promote(*own.values()), unit)
+    sizes = {name: _row_sizes(true, lead).reshape(*wide.shape[:-1], 1) for name, true in reference.items()}
+    judged = verdict(
+        errors.original_typical,
+        errors.contracted_typical,
+        errors.unit,
+        expected=contraction_rounding(host, wide, sizes, dtype, storage),
+        original_limit=limit,
+    )
+    # Another epsilon is another function, whatever these inputs show (up to the digits that float32 stores); a norm
+    # of the other type is not if the producer is centred already, and then the figures say so.
+    same_epsilon = math.isclose(contracted.epsilon, original.epsilon, rel_tol=1e-6)
+    same_type = contracted.norm_type == original.norm_type or judged == EQUAL
     return Certificate(
-        outputs=_compare(in_order(reference), in_order(before), in_order(outputs), lead),
+        outputs=errors,
         gradients=_compare([true_gradient], [gradient_before], [gradient], lead),
-        condition=float(np.max(_condition(contracted))),
-        variance_lower_bound=float(np.min(_variance_lower_bound(contracted))),
+        condition=float(np.max(_condition(host.R))),
+        variance_lower_bound=float(np.min(_variance_lower_bound(host))),
         rows=int(np.prod(wide.shape[:-1])),
-        dtype=str(promote(*outputs.values())),
-        storage=str(max((leaf.dtype for leaf in jax.tree.leaves(contracted.params)), key=lambda d: jnp.finfo(d).eps)),
+        dtype=str(dtype),
+        storage=str(storage),
+        verdict=judged if same_epsilon and same_type else OTHER,
     )
 
 
@@ -195,12 +230,8 @@ def _run(
 ) -> tuple[dict[str | None, Any], Any]:
     """Outputs by consumer, and the gradient in the inputs for the given cotangents."""
 
-    def named(x: Any) -> dict[str | None, Any]:
-        outputs = function(x)
-        return dict(outputs) if isinstance(outputs, Mapping) else {None: outputs}
-
     # Not under jit, where XLA would take the parameters for constants and fold products of them.
-    outputs, pullback = jax.vjp(named, jnp.asarray(x))
+    outputs, pullback = jax.vjp(lambda x: _named(function(x)), jnp.asarray(x))
     got = {name: tuple(value.shape) for name, value in outputs.items()}
     expected = {name: value.shape for name, value in cotangents.items()}
     if got != expected:
@@ -210,7 +241,31 @@ def _run(
             f"{_describe(expected)}, those of the original",
             "Compare like with like.",
         )
-    return outputs, pullback({name: jnp.asarray(cotangents[name], value.dtype) for name, value in outputs.items()})[0]
+    rounded = {name: cotangents[name].astype(value.dtype) for name, value in outputs.items()}
+    return outputs, pullback({name: _placed_as(outputs[name], value) for name, value in rounded.items()})[0]
+
+
+def _placed_as(like: jax.Array, value: np.ndarray) -> jax.Array:
+    """``value`` on the devices of ``like``; the axes of an explicit mesh are part of a cotangent's type."""
+    return jnp.asarray(value) if len(like.devices()) == 1 else jax.device_put(value, like.sharding)
+
+
+def _gathered(tree: Any) -> Any:
+    """The tree with all arrays that several devices share as NumPy arrays, the others as they are."""
+    return jax.tree.map(
+        lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) and len(leaf.devices()) > 1 else leaf, tree
+    )
+
+
+def _gathered_block(block: Block) -> Block:
+    gathered = copy.copy(block)
+    layers = block.layers
+    gathered.layers = Layers(*_gathered((layers.producer, layers.norm, layers.consumers)))
+    return gathered
+
+
+def _named(outputs: Any) -> dict[str | None, Any]:
+    return dict(outputs) if isinstance(outputs, Mapping) else {None: outputs}
 
 
 def _describe(shapes: dict[str | None, tuple[int, ...]]) -> str:
@@ -250,29 +305,30 @@ def _entry_errors(truth: list[np.ndarray], results: list[Any], lead: int) -> np.
     """The errors of all entries, of one output after the other."""
     errors = []
     for true, result in zip(truth, results, strict=True):
-        rows = true.reshape(int(np.prod(true.shape[:lead])), -1)
-        size = np.abs(rows).max(axis=-1, keepdims=True)
-        difference = np.abs(np.asarray(result).astype(np.float64).reshape(rows.shape) - rows)
-        errors.append((difference / np.where(size == 0, 1.0, size)).ravel())
+        size = _row_sizes(true, lead)
+        difference = np.abs(np.asarray(result).astype(np.float64) - true).reshape(len(size), -1)
+        errors.append((difference / size).ravel())
     return np.concatenate(errors)
+
+
+def _row_sizes(true: np.ndarray, lead: int) -> np.ndarray:
+    """The largest entry of each row, 1 where all are zero: ``(rows, 1)``."""
+    size = np.abs(true.reshape(int(np.prod(true.shape[:lead])), -1)).max(axis=-1, keepdims=True)
+    return np.where(size == 0, 1.0, size)
 
 
 def _rms(errors: np.ndarray) -> float:
     return float(np.sqrt(np.mean(errors**2)))
 
 
-def _factor_of(contracted: Contraction) -> np.ndarray:
-    return np.asarray(contracted.R).astype(np.float64)
-
-
-def _condition(contracted: Contraction) -> np.ndarray:
-    values = np.linalg.svd(_factor_of(contracted), compute_uv=False)
+def _condition(factor: np.ndarray) -> np.ndarray:
+    values = np.linalg.svd(factor, compute_uv=False)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(values[..., -1] > 0, values[..., 0] / values[..., -1], np.inf)
 
 
 def _variance_lower_bound(contracted: Contraction) -> np.ndarray:
-    factor = _factor_of(contracted)
+    factor = contracted.R
     if not contracted.has_bias or factor.shape[-2] < factor.shape[-1]:
         return np.zeros(factor.shape[:-2])
     return factor[..., -1, -1] ** 2 / contracted.width
