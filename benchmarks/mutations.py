@@ -212,13 +212,14 @@ def _is_silent(node: ast.AST) -> bool:
 
 def mutations_of(source: str, path: str) -> list[Mutation]:
     """Return every mutation of a module's source, each once, in the order of the source."""
-    found = {}
-    for node in _nodes(ast.parse(source)):
+    found, tree = {}, ast.parse(source)
+    for node in _nodes(tree):
         for mutator in MUTATORS:
             for kind, place, other in mutator(node):
                 mutated = _replaced(source, place, other)
                 found.setdefault(mutated, Mutation(path, kind, place.lineno, source, mutated))
-    return [mutation for mutation in found.values() if _differs(mutation)]
+    same = ast.dump(tree)
+    return [mutation for mutation in found.values() if _dumped(mutation.mutated) not in ("", same)]
 
 
 def _replaced(source: str, place: Any, other: ast.AST) -> str:
@@ -233,11 +234,11 @@ def _replaced(source: str, place: Any, other: ast.AST) -> str:
     return (whole[:start] + text.encode() + whole[end:]).decode()
 
 
-def _differs(mutation: Mutation) -> bool:
+def _dumped(source: str) -> str:
     try:
-        return ast.dump(ast.parse(mutation.mutated)) != ast.dump(ast.parse(mutation.source))
+        return ast.dump(ast.parse(source))
     except SyntaxError:  # as of a generator whose brackets are those of a call
-        return False
+        return ""
 
 
 def all_mutations(root: pathlib.Path, only: str = "") -> list[Mutation]:
@@ -278,7 +279,8 @@ def copied(folder: pathlib.Path) -> pathlib.Path:
 def examine(mutation: Mutation, root: pathlib.Path, tests: tuple[str, ...], timeout: float) -> str:
     """Return the first test that fails with a mutation in the copy at ``root``, or nothing if it survives."""
     path = root / mutation.path
-    assert not path.samefile(ROOT / mutation.path)
+    if path.samefile(ROOT / mutation.path):
+        raise ValueError(f"{root} is the repository itself; expected a copy of it")
     path.write_text(mutation.mutated, "utf-8")
     try:
         return failing(root, tests, timeout)
@@ -307,7 +309,7 @@ def failing(root: pathlib.Path, tests: tuple[str, ...], timeout: float) -> str:
 
 
 def stored(state: pathlib.Path | None) -> dict[tuple[str, str], dict[str, object]]:
-    """Return the outcomes in a state file, by path and diff; a last line that is cut short is passed over."""
+    """Return the outcomes in a state file, by path and diff; lines that were cut short are passed over."""
     outcomes = {}
     for line in state.read_text("utf-8").splitlines() if state and state.exists() else []:
         try:
@@ -330,7 +332,7 @@ def run(mutations: list[Mutation], state: pathlib.Path | None, find: Callable[[M
             outcome = {"path": mutation.path, "diff": mutation.diff, "killer": killer, "seconds": seconds}
             if state is not None:
                 with state.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(outcome) + "\n")
+                    file.write("\n" + json.dumps(outcome))  # on a line of its own, whatever the last run left
         said = f"killed by {outcome['killer']}" if outcome["killer"] else f"SURVIVED\n{mutation.diff}"
         print(f"{index}/{len(mutations)} {mutation.path}:{mutation.line}, {mutation.kind}: {said}", flush=True)
         if not outcome["killer"]:
