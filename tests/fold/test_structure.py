@@ -234,6 +234,59 @@ def test_keys_among_the_parameters() -> None:
     assert decisions(check(fn, params, X)) == ["contracted"]
 
 
+def bits(key: Any) -> Any:
+    return jax.random.bernoulli(key, 0.5, (6, 3))
+
+
+TYPED, KEYS, RBG = jax.random.key(7), jax.random.split(jax.random.key(8), 3), jax.random.key(9, impl="rbg")
+CLOSED = {
+    "typed": lambda p, x: block(p, x) * bits(TYPED),
+    "raw": lambda p, x: block(p, x) * bits(jax.random.PRNGKey(7)),
+    "other generator": lambda p, x: block(p, x) * bits(RBG),
+    "one of several": lambda p, x: block(p, x) * bits(KEYS[1]),
+    "each of several": lambda p, x: block(p, x) * jax.vmap(bits)(KEYS).sum(0),
+    "made inside": lambda p, x: block(p, x) * bits(jax.random.fold_in(jax.random.key(7), 3)),
+    "in jit": lambda p, x: jax.jit(lambda x: block(p, x) * bits(TYPED))(x),
+    "in remat": lambda p, x: jax.checkpoint(lambda x: block(p, x) * bits(jax.random.split(TYPED)[0]))(x),
+    "in a scan": lambda p, x: jax.lax.scan(lambda c, k: (c + block(p, x) * bits(k), None), jnp.zeros((6, 3)), KEYS)[0],
+    "picked": lambda p, x: block(p, x) * bits(jnp.where(x.shape[0] > 4, KEYS[0], KEYS[2])),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_keys_among_the_constants(name: str) -> None:
+    """A key is no number: nothing is computed from a constant key before the function runs, and the bits are the same."""
+    params = weights(**SHAPES)
+    folded = check(CLOSED[name], params, X)
+    assert decisions(folded) == ["contracted"]
+    mask = np.asarray(folded.apply(folded.contract(params), X)) != 0
+    assert (mask == (np.asarray(CLOSED[name](params, X)) != 0)).all()
+    assert not mask.all(), "the key is read"
+
+
+@pytest.mark.parametrize("key", [TYPED, KEYS, RBG, jax.random.PRNGKey(1)], ids=["typed", "several", "rbg", "raw"])
+def test_keys_that_nothing_reads(key: jax.Array) -> None:
+    params = {**weights(**SHAPES), "key": key}
+    folded = check(block, params, X)
+    assert decisions(folded) == ["contracted"]
+    assert len(jax.tree.leaves(folded.contract(params))) == 2
+
+
+def test_keys_that_are_returned() -> None:
+    """Typed keys are returned as such, whether they are constants, parameters or made from either."""
+    params = {**weights(**SHAPES), "key": KEYS}
+
+    def fn(p: Any, x: Any) -> Any:
+        return block(p, x), TYPED, p["key"], jax.random.split(TYPED), jax.random.fold_in(p["key"][1], 2)
+
+    folded = jaxfold.fold(fn, params, X)
+    outputs, truth = folded.apply(folded.contract(params), X), fn(params, X)
+    assert difference(outputs[0], truth[0]) < FLOAT64
+    for ours, theirs in zip(outputs[1:], truth[1:], strict=True):
+        assert ours.dtype == theirs.dtype
+        assert (jax.random.key_data(ours) == jax.random.key_data(theirs)).all()
+
+
 UNTOUCHED = {
     "no norm": lambda p, x: {"y": jnp.tanh(x @ p["A"] + p["a"]) @ p["W"]},
     "post-LN": lambda p, x: layer_norm(x + jnp.tanh(x @ p["K"])) @ p["A"],
