@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
@@ -101,3 +102,64 @@ def test_gradients_of_an_artefact() -> None:
     ours = jax.grad(lambda x: exported.call(x).sum())(CASE.x)
     theirs = jax.grad(lambda x: apply(x).sum())(CASE.x)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=FLOAT32 * float(np.abs(theirs).max()))
+
+
+def traced(layers: Any, x: Any) -> Any:
+    return jaxfold.apply(jaxfold.contract_traced(*layers, epsilon=EPS), x)
+
+
+@pytest.mark.usefixtures("either_x64")
+@pytest.mark.parametrize("platforms", [("cpu",), PLATFORMS])
+def test_contracted_inside_the_artefact(platforms: tuple[str, ...], tmp_path: pathlib.Path) -> None:
+    """The layers are arguments and the batch is symbolic; on CPU the factor is computed in float64 nevertheless."""
+    exported = export.export(jax.jit(functools.partial(traced, CASE.layers)), platforms=platforms)(symbolic())
+    batches = [CASE.x, CASE.x[:1]]
+    outputs = serve(exported, batches, tmp_path)
+    for index, x in enumerate(batches):
+        assert row_errors(two_pass(*CASE.layers, x, epsilon=EPS), outputs[f"{index}/"], 2).max() < FLOAT32
+        assert row_errors(two_pass(*CASE.layers, x, epsilon=2 * EPS), outputs[f"{index}/"], 2).max() > FLOAT32
+
+
+@pytest.mark.parametrize("platforms", [("cpu",), PLATFORMS])
+def test_gradients_contracted_inside_the_artefact(platforms: tuple[str, ...]) -> None:
+    """Two blocks in one artefact, beside ordinary uses of the functions that the factorisation calls in float64."""
+
+    def loss(layers: Any, x: Any) -> Any:
+        once = traced(layers, x)
+        doubled = traced(jax.tree.map(lambda leaf: 2 * leaf, layers), x)
+        return jnp.sum(once * doubled) + jnp.sum(jnp.diagonal(x.T @ x) * jnp.where(jnp.arange(8) < 3, 1.0, 0.0))
+
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), CASE.layers)
+    exported = export.export(jax.jit(jax.grad(loss)), platforms=platforms)(shapes, symbolic())
+    exported = export.deserialize(exported.serialize())
+    ours, theirs = exported.call(CASE.layers, CASE.x), jax.grad(loss)(CASE.layers, CASE.x)
+    # One computation, compiled twice: sums over 33 rows in another order at most.
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=4 * FLOAT32 * float(np.abs(other).max()))
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_lowering_for_other_platforms(platform: str) -> None:
+    export.export(jax.jit(jax.grad(lambda x: traced(CASE.layers, x).sum())), platforms=(platform,))(symbolic())
+
+
+def test_symbolic_blocks_by_vmap() -> None:
+    """As many blocks as there are in the call: the factor is had from QR, whose batch may be symbolic."""
+    layers = jax.tree.map(lambda leaf: np.stack([leaf, 2 * leaf, -leaf]), CASE.layers)
+    (count,) = export.symbolic_shape("count")
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), layers)
+    exported = export.export(jax.jit(jax.vmap(traced, (0, None))))(shapes, CASE.x)
+    for index, outputs in enumerate(exported.call(layers, CASE.x)):
+        producer, norm, consumer = jax.tree.map(lambda leaf, index=index: leaf[index], layers)
+        assert row_errors(two_pass(producer, norm, consumer, CASE.x, epsilon=EPS), outputs, 2).max() < FLOAT32
+
+
+@pytest.mark.parametrize("size", [64, 8, 6])
+def test_symbolic_sizes_of_a_leaf_are_refused(size: int) -> None:
+    (symbol,) = export.symbolic_shape("s")
+
+    def shape(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(tuple(symbol if axis == size else axis for axis in leaf.shape), leaf.dtype)
+
+    with pytest.raises(jaxfold.ShapeError, match=r"the symbolic shape .*s.*sizes that are numbers"):
+        export.export(jax.jit(lambda layers: traced(layers, CASE.x)))(jax.tree.map(shape, CASE.layers))

@@ -77,8 +77,29 @@ def _shape(rows: ShapedArray) -> ShapedArray:
 
 
 def _lower_on_cpu(ctx: Any, rows: Any) -> Any:
+    if not all(isinstance(size, int) for size in ctx.avals_in[0].shape):
+        return mlir.lower_fun(by_qr, multiple_results=False)(ctx, rows)
+    ctx = _without_symbols(ctx)
     with enable_x64():
         return mlir.lower_fun(_evaluate_on_cpu, multiple_results=False)(ctx, rows)
+
+
+def _without_symbols(ctx: Any) -> Any:
+    """Return the lowering context without the module's symbolic dimensions and other platforms.
+
+    T has no symbolic dimension. But every function of a module takes their values, and the index of the platform, as
+    arguments. Where float64 is enabled for the lowering only, the functions inside would take them in 64 bits, and the
+    module has them in 32.
+    """
+    module = ctx.module_context
+    if jax.config.read("jax_enable_x64") or not module.shape_poly_state.dim_vars:
+        return ctx
+    state = mlir.ShapePolyLoweringState((), ("cpu",))
+    # Functions with and without these arguments do not share a cache, under whichever name a version of JAX has it.
+    names = ("lowering_cache", "cached_primitive_lowerings")
+    caches: dict[str, Any] = {name: {} for name in names if hasattr(module, name)}
+    module = module.replace(shape_poly_state=state, platforms=("cpu",), **caches)
+    return ctx.replace(module_context=module, dim_var_values=())
 
 
 def _jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from jaxfold._algebra._dtype import compute_dtype, promote
 from jaxfold._algebra._scale import add_bias
-from jaxfold._block._leaves import require_concrete, require_floating
+from jaxfold._block._leaves import require_concrete, require_floating, unbox
 from jaxfold._block._shape import NORM_TYPES, BlockShape, Layers, NormType, choose, flag, read_layers
 from jaxfold._errors import OptionError, ShapeError
 
@@ -66,6 +66,8 @@ class Block:
         self.norm_type = choose("norm_type", norm_type, NORM_TYPES)
         self.epsilon = check_epsilon(epsilon)
         self.unit_offset = flag("unit_offset", unit_offset)
+        for name, group in (("producer", producer), ("norm", norm), ("consumers", consumers)):
+            _require_sizes(name, group)
         self.layers, self.shape = read_layers(producer, norm, consumers, stacked=stacked)
 
     def __repr__(self) -> str:
@@ -122,6 +124,18 @@ def _dense(group: Mapping[str, Any], x: jax.Array, precision: Any) -> jax.Array:
     dtype = promote(x, *group.values())
     y = jnp.tensordot(x.astype(dtype), group["kernel"].astype(dtype), 1, precision=precision)
     return add_bias(y, group["bias"].astype(dtype) if "bias" in group else None)
+
+
+def _require_sizes(path: str, node: Any) -> None:
+    """Raise :class:`ShapeError` for a leaf with a symbolic dimension of ``jax.export``: counts decide what is made."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            _require_sizes(f"{path}[{key!r}]", value)
+        return
+    shape = getattr(unbox(node), "shape", ())
+    if isinstance(shape, tuple) and not all(isinstance(size, (int, np.integer)) for size in shape):
+        hint = "Only the batch may be symbolic. For a symbolic number of blocks, use jax.vmap over a function of one."
+        raise ShapeError(path, f"the symbolic shape {shape}", "sizes that are numbers", hint)
 
 
 def check_epsilon(epsilon: Any) -> float:
