@@ -255,7 +255,7 @@ CLOSED = {
 
 @pytest.mark.parametrize("name", CLOSED)
 def test_keys_among_the_constants(name: str) -> None:
-    """A key is no number: nothing is computed from a constant key before the function runs, and the bits are the same."""
+    """A key is no number: nothing is computed from it before the function runs, and the bits are the same."""
     params = weights(**SHAPES)
     folded = check(CLOSED[name], params, X)
     assert decisions(folded) == ["contracted"]
