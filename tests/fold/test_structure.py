@@ -270,6 +270,7 @@ def test_keys_that_nothing_reads(key: jax.Array) -> None:
     folded = check(block, params, X)
     assert decisions(folded) == ["contracted"]
     assert len(jax.tree.leaves(folded.contract(params))) == 2
+    check(lambda p, x: jnp.tanh(x @ p["K"]), params, X)  # also where there is nothing to contract
 
 
 def test_keys_that_are_returned() -> None:
