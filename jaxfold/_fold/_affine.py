@@ -27,6 +27,7 @@ from typing import Any
 
 from jaxfold._fold import _known as known
 from jaxfold._fold._known import Known
+from jaxfold._fold._numbers import Number
 from jaxfold._fold._program import Value
 
 Axes = tuple[int | None, ...]
@@ -149,7 +150,7 @@ class Sum:
 
     base: Affine
     over: tuple[int, ...]
-    factor: float
+    factor: Number
     axes: Axes
 
 
@@ -168,20 +169,19 @@ class Quadratic:
     Attributes:
         base: h.
         over: the axes of h that are summed over.
-        squares, sums, offset: numbers.
+        squares, sums: numbers, as far as they are known from constants of the program.
+        offset: a number.
         shape: of the quadratic itself.
         axes: for each of its axes, that of h, or None where it is of size 1.
-        unit: the resolution of the dtype that the program computes it in, to which the numbers are known.
     """
 
     base: Affine
     over: tuple[int, ...]
-    squares: float
-    sums: float
+    squares: Number
+    sums: Number
     offset: float
     shape: tuple[int, ...]
     axes: Axes
-    unit: float
 
     @property
     def width(self) -> int:
@@ -195,9 +195,10 @@ class Quadratic:
 
     def centring(self) -> float:
         """κ in ``squares (‖h‖² − κ n mean²)``: 1 for a variance, 0 for a mean square; a sum of squares in between."""
-        kappa = self.sums * self.width / self.squares if self.squares > 0 else math.nan
-        # 1/n is rounded where it multiplies, and once more where the mean is squared.
-        return 1.0 if abs(kappa - 1) <= min(16 * self.unit, 0.03) else kappa
+        if not self.squares.value > 0:
+            return math.nan
+        kappa = self.sums.times(self.width).times(self.squares.inverse())
+        return 1.0 if kappa.may_be(1.0) else kappa.value
 
 
 def trivial(value: Value, constant: frozenset[int] = frozenset()) -> Affine:

@@ -149,6 +149,6 @@ class MeanSquare(Way):
         dropped = tuple(left.index(axis) for axis in left if axis not in order)
         squares = jnp.squeeze(squares, dropped)
         rest = [axis for axis in left if axis in order]
-        squares = jnp.transpose(squares, [rest.index(axis) for axis in order]) * q.squares + q.offset
+        squares = jnp.transpose(squares, [rest.index(axis) for axis in order]) * q.squares.value + q.offset
         shape = [1 if axis is None else stream.shape[axis] for axis in q.axes]
         return jnp.broadcast_to(squares.reshape(shape), q.shape)

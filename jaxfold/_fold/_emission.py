@@ -162,7 +162,7 @@ class EmittedQuadratic:
             table = table - (1 - math.sqrt(1 - kappa)) * xp.mean(table, axis=-1, keepdims=True)
             if kappa == 1.0:
                 table = table - xp.mean(table, axis=-1, keepdims=True)  # the first mean's own rounding
-        return table * math.sqrt(self.quadratic.squares * self.repeated)
+        return table * math.sqrt(self.quadratic.squares.value * self.repeated)
 
     def coefficients(self, xp: Any, compute: Callable[[Known], Any]) -> dict[str, Any]:
         """Rᵀ ``(*batch, rows, rank)``; traced, T as well, to which the derivative goes."""

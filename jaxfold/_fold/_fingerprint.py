@@ -71,7 +71,7 @@ class Fingerprints:
         if isinstance(way, EmittedQuadratic):
             q, p = way.quadratic, way.product
             kept = [axis for axis in range(len(p.table.shape) - 1) if axis not in way.over]
-            sums = q.squares, q.centring(), q.offset, way.repeated, way.width
+            sums = q.squares.value, q.centring(), q.offset, way.repeated, way.width
             return "quadratic", self._product(p), _places(p, way.over), _places(p, kept), *sums
         return type(way).__name__
 

@@ -45,7 +45,7 @@ def moments(analysis: Analysis, value: Value) -> list[Moment]:
         part = abstract.total
         return found if part is None else found + _along(analysis, value, part.base, part.over, invariant=False)
     if isinstance(abstract, Quadratic):
-        invariant = abstract.squares > 0 and abstract.centring() == 1.0
+        invariant = abstract.squares.value > 0 and abstract.centring() == 1.0
         return _along(analysis, value, abstract.base, abstract.over, invariant=invariant)
     return []
 

@@ -96,7 +96,7 @@ def norms(plan: Plan, centring: Centring | None = None, repeat: int = 1) -> list
 def _is_norm(analysis: Analysis, value: Value) -> bool:
     """Whether it is a sum of the squares of something larger."""
     quadratic = analysis.of(value)
-    return isinstance(quadratic, Quadratic) and quadratic.squares > 0 and quadratic.width > 1
+    return isinstance(quadratic, Quadratic) and quadratic.squares.value > 0 and quadratic.width > 1
 
 
 def _identity(base: Affine) -> Any:

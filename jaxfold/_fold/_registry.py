@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxfold._fold._affine import Affine, Quadratic, Square, Sum, trivial
 from jaxfold._fold._known import Known, constant, reshape
+from jaxfold._fold._numbers import Number, written
 from jaxfold._fold._program import Equation, Value, small_constant
 
 Abstract = Known | Affine | Square | Quadratic | None
@@ -85,6 +86,11 @@ class Operands:
         first = array[(0,) * array.ndim]
         uniform = not any(array.strides) or bool((array == first).all())  # a broadcast number has no strides
         return float(first) if array.size == 1 or uniform else None
+
+    def factor(self, index: int) -> Number | None:
+        """The same number, with the bounds of what is rounded to it in its dtype."""
+        number = self.number(index)
+        return None if number is None else written(number, self.value(index).aval.dtype)
 
     def known(self, index: int) -> Known:
         """A known operand with as many axes as the result, each of the result's size, or 1 where it is constant."""

@@ -6,11 +6,10 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import jax.numpy as jnp
-
 from jaxfold._fold import _known as known
 from jaxfold._fold._affine import Affine, Quadratic, Source, Square, Sum
 from jaxfold._fold._known import Known
+from jaxfold._fold._numbers import Number, exactly
 from jaxfold._fold._registry import Abstract, Operands, rule
 from jaxfold._fold._roundings import is_exact, keeps_all
 
@@ -43,9 +42,9 @@ def add(operands: Operands) -> Abstract:
     if right.bias is not None:
         other = known.scale(right.bias, sign)
         bias = other if bias is None else known.add(bias, other)
-    centred = _less_mean(left, right, sign, resolution(operands))
+    centred = _less_mean(left, right, sign)
     if centred is None and sign > 0:
-        centred = _less_mean(right, left, 1.0, resolution(operands))
+        centred = _less_mean(right, left, 1.0)
     result = Affine(operands.shape, terms, bias, centred=centred)
     if centred is not None and not result.features():
         return operands.opaque(centred=centred)
@@ -57,7 +56,7 @@ def add(operands: Operands) -> Abstract:
     return result if result.features() else None
 
 
-def _less_mean(array: Affine, mean: Affine, sign: float, unit: float) -> Sum | None:
+def _less_mean(array: Affine, mean: Affine, sign: float) -> Sum | None:
     """The sum in ``mean``, if ``array + sign · mean`` is the array less its own mean."""
     total = mean.sum_of
     if total is None or total.base is not array:
@@ -65,7 +64,7 @@ def _less_mean(array: Affine, mean: Affine, sign: float, unit: float) -> Sum | N
     if any(own not in (None, axis) for axis, own in enumerate(total.axes)):
         return None  # the mean over one axis of a square array, taken from another
     width = math.prod(array.shape[axis] for axis in total.over)
-    return total if abs(sign * total.factor * width + 1) <= 16 * unit else None
+    return total if total.factor.times(-sign * width).may_be(1.0) else None
 
 
 def _shifted(affine: Affine, node: Known, sign: float, shape: tuple[int, ...]) -> Affine:
@@ -78,19 +77,25 @@ def _combine(a: Quadratic, b: Quadratic, sign: float) -> Abstract:
         return None
     return dataclasses.replace(
         a,
-        squares=a.squares + sign * b.squares,
-        sums=a.sums + sign * b.sums,
+        squares=a.squares.plus(b.squares, sign),
+        sums=a.sums.plus(b.sums, sign),
         offset=a.offset + sign * b.offset,
     )
 
 
-def scaled(affine: Affine, factor: float) -> Affine:
+def _multiplied(a: Quadratic, factor: Number) -> Quadratic:
+    squares, sums = a.squares.times(factor), a.sums.times(factor)
+    return dataclasses.replace(a, squares=squares, sums=sums, offset=a.offset * factor.value)
+
+
+def scaled(affine: Affine, factor: Number | float) -> Affine:
     """The affine array times a number."""
-    if factor == 1:
+    number = float(factor)
+    if number == 1:
         return affine
-    terms = {source: known.scale(node, factor) for source, node in affine.terms.items()}
-    bias = None if affine.bias is None else known.scale(affine.bias, factor)
-    total = affine.sum_of and dataclasses.replace(affine.sum_of, factor=affine.sum_of.factor * factor)
+    terms = {source: known.scale(node, number) for source, node in affine.terms.items()}
+    bias = None if affine.bias is None else known.scale(affine.bias, number)
+    total = affine.sum_of and dataclasses.replace(affine.sum_of, factor=affine.sum_of.factor.times(factor))
     return Affine(affine.shape, terms, bias, total)
 
 
@@ -98,7 +103,7 @@ def scaled(affine: Affine, factor: float) -> Affine:
 def neg(operands: Operands) -> Abstract:
     a = _quadratic(operands[0])
     if isinstance(a, Quadratic):
-        return dataclasses.replace(a, squares=-a.squares, sums=-a.sums, offset=-a.offset)
+        return _multiplied(a, exactly(-1.0))
     return scaled(a, -1.0) if isinstance(a, Affine) else None
 
 
@@ -107,9 +112,9 @@ def mul(operands: Operands) -> Abstract:
     if operands.value(0) is operands.value(1):
         return square_of(operands, 0)
     for index in (0, 1):
-        a, number = _quadratic(operands[index]), operands.number(1 - index)
+        a, number = _quadratic(operands[index]), operands.factor(1 - index)
         if isinstance(a, Quadratic) and number is not None:
-            return dataclasses.replace(a, squares=a.squares * number, sums=a.sums * number, offset=a.offset * number)
+            return _multiplied(a, number)
         if isinstance(a, Affine) and number is not None:
             return scaled(a, number)
     for index in (0, 1):
@@ -120,12 +125,12 @@ def mul(operands: Operands) -> Abstract:
 
 @rule("div")
 def div(operands: Operands) -> Abstract:
-    a, b, number = _quadratic(operands[0]), operands[1], operands.number(1)
-    if number:
+    a, b, number = _quadratic(operands[0]), operands[1], operands.factor(1)
+    if number is not None and number.value:
         if isinstance(a, Quadratic):
-            return dataclasses.replace(a, squares=a.squares / number, sums=a.sums / number, offset=a.offset / number)
+            return _multiplied(a, number.inverse())
         if isinstance(a, Affine):
-            return scaled(a, 1 / number)
+            return scaled(a, number.inverse())
     if isinstance(a, Known):
         return None
     if isinstance(b, Known):
@@ -206,19 +211,14 @@ def square_of(operands: Operands, index: int) -> Abstract:
     total = affine.sum_of
     if total is None:
         return Square(affine)
-    unit = resolution(operands)
-    part = Quadratic(total.base, total.over, 0.0, -(total.factor**2), 0.0, affine.shape, total.axes, unit)
+    sums = total.factor.times(total.factor).times(-1.0)
+    part = Quadratic(total.base, total.over, exactly(0.0), sums, 0.0, affine.shape, total.axes)
     return Square(affine, part)
 
 
 def _quadratic(a: Abstract) -> Abstract:
     """The square of a sum as a part of a quadratic; anything else as it is."""
     return a.total if isinstance(a, Square) and a.total is not None else a
-
-
-def resolution(operands: Operands) -> float:
-    """The relative spacing of numbers in the result's dtype."""
-    return float(jnp.finfo(operands.equation.outputs[0].aval.dtype).eps)
 
 
 @rule("max")
@@ -233,7 +233,7 @@ def maximum(operands: Operands) -> Abstract:
 
 def is_sum_of_squares(a: Quadratic) -> bool:
     """Whether it is nowhere negative: a variance, a mean square, or between the two."""
-    return a.squares > 0 and a.offset >= 0 and 0 <= a.centring() <= 1
+    return a.squares.value > 0 and a.offset >= 0 and 0 <= a.centring() <= 1
 
 
 @rule("select_n")

@@ -10,8 +10,8 @@ from typing import Any
 from jaxfold._fold import _known as known
 from jaxfold._fold._affine import Affine, Axes, Quadratic, Source, Square, Sum
 from jaxfold._fold._known import Known
+from jaxfold._fold._numbers import exactly
 from jaxfold._fold._registry import Abstract, Operands, rule
-from jaxfold._fold._rules_arithmetic import resolution
 
 
 @rule("reduce_sum")
@@ -22,10 +22,10 @@ def reduce_sum(operands: Operands) -> Abstract:
     if isinstance(a, Square):
         axes = _remaining(tuple(range(len(a.base.shape))), over)
         axes = tuple(axis if axis is not None and a.base.shape[axis] != 1 else None for axis in axes)
-        return Quadratic(a.base, over, 1.0, 0.0, 0.0, operands.shape, axes, resolution(operands))
+        return Quadratic(a.base, over, exactly(1.0), exactly(0.0), 0.0, operands.shape, axes)
     affine = operands.affine(0)
     axes = tuple(axis if affine.shape[axis] > 1 else None for axis in range(len(affine.shape)) if axis not in over)
-    total = Sum(affine, over, 1.0, axes)
+    total = Sum(affine, over, exactly(1.0), axes)
     varies = set().union(*(source.varies() for source in affine.terms))
     if varies & set(over):
         return operands.opaque(sum_of=total)

@@ -152,7 +152,7 @@ class Trace:
             return many if count > MOST_NAMED else groups(bits) or "no parameter"
 
         component, quadratic = norm.component, norm.quadratic
-        centred = quadratic is not None and (quadratic.centring() > 0.5 or quadratic.base.centred)
+        centred = quadratic is not None and (quadratic.centring() == 1.0 or quadratic.base.centred)
         return FoldRow(
             producer=producer(norm.before),
             norm=None,

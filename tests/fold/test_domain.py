@@ -64,7 +64,7 @@ def affine_value(array: Affine, environment: dict[Value, Any], memo: dict[int, A
 def quadratic_value(quadratic: Quadratic, environment: dict[Value, Any], memo: dict[int, Any]) -> np.ndarray:
     base = affine_value(quadratic.base, environment, memo)
     over = quadratic.over
-    q = quadratic.squares * (base**2).sum(over) - quadratic.sums * base.sum(over) ** 2 + quadratic.offset
+    q = float(quadratic.squares) * (base**2).sum(over) - float(quadratic.sums) * base.sum(over) ** 2 + quadratic.offset
     left = [axis for axis in range(base.ndim) if axis not in over]
     order = [axis for axis in quadratic.axes if axis is not None]
     q = q.reshape([base.shape[axis] for axis in left])
@@ -77,7 +77,7 @@ def quadratic_value(quadratic: Quadratic, environment: dict[Value, Any], memo: d
 
 def laid_out(total: Sum, environment: dict[Value, Any], memo: dict[int, Any], shape: tuple[int, ...]) -> np.ndarray:
     """``factor · Σ base``, along the axes that are said to be the sum's."""
-    summed = total.factor * affine_value(total.base, environment, memo).sum(total.over, keepdims=True)
+    summed = float(total.factor) * affine_value(total.base, environment, memo).sum(total.over, keepdims=True)
     order = [axis for axis in total.axes if axis is not None]
     dropped = tuple(axis for axis in range(summed.ndim) if axis not in order)
     moved = np.squeeze(summed, dropped).transpose([sorted(order).index(axis) for axis in order])
