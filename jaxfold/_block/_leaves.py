@@ -51,7 +51,7 @@ def read_group(
     if not isinstance(group, Mapping):
         hint = "Pass the layer's leaves: params['Dense_0'] of Linen variables, nnx.state(layer) of an NNX layer."
         raise StructureError(name, kind_of(group), f"a mapping with the {keys}", hint)
-    present = {key: leaf for key, leaf in group.items() if leaf is not None}
+    present = {key: leaf for key, leaf in group.items() if unbox(leaf) is not None}
     unknown = [key for key in present if key not in required + optional]
     if unknown:
         raise StructureError(name, f"the unknown key {unknown[0]!r}", keys, _hint_for(unknown))

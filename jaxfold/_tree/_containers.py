@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+import dataclasses
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from flax.core import FrozenDict
@@ -12,6 +14,7 @@ from jaxfold._errors import StructureError, kind_of
 from jaxfold._tree._paths import Keys, children, join
 
 GONE = object()
+REBUILT = "dict, FrozenDict, nnx.State, list or tuple"
 
 
 def rebuild(tree: Any, removed: set[Keys], inserted: Mapping[Keys, Any]) -> Any:
@@ -26,41 +29,53 @@ def rebuild(tree: Any, removed: set[Keys], inserted: Mapping[Keys, Any]) -> Any:
     Raises:
         StructureError: if a container cannot be rebuilt.
     """
-    return _rebuild(tree, (), removed, inserted)
+    return _rebuild(tree, (), removed, _nested(inserted))
 
 
-def _rebuild(node: Any, path: Keys, removed: set[Keys], inserted: Mapping[Keys, Any]) -> Any:
-    below = {keys for keys in inserted if keys[: len(path)] == path and len(keys) > len(path)}
+@dataclasses.dataclass(frozen=True)
+class _New:
+    """What comes at a path."""
+
+    value: Any
+
+
+# What comes below a path: by the next key either what comes there, or what comes below that.
+_Below = dict[Any, Any]
+
+
+def _nested(inserted: Mapping[Keys, Any]) -> _Below:
+    result: _Below = {}
+    for keys, value in inserted.items():
+        node = result
+        for key in keys[:-1]:
+            node = node.setdefault(key, {})
+        node[keys[-1]] = _New(value)
+    return result
+
+
+def _rebuild(node: Any, path: Keys, removed: set[Keys], new: _Below) -> Any:
     if not _is_container(node):
         return node
     items: dict[Any, Any] = {}
     for key, value in children(node):
-        keys = (*path, key)
-        if keys in inserted:
-            items[key] = inserted[keys]
-        elif keys in removed:
-            items[key] = _fresh({}, keys, removed, inserted) if _leads_on(keys, below) else GONE
+        own, here = (*path, key), new.get(key, {})
+        if isinstance(here, _New):
+            items[key] = here.value
+        elif own in removed:
+            items[key] = _fresh({}, here) if here else GONE
         else:
-            items[key] = _rebuild(value, keys, removed, inserted)
+            items[key] = _rebuild(value, own, removed, here)
             if _is_container(value) and len(value) and items[key] is not GONE and not len(items[key]):
                 items[key] = GONE
-    _fresh(items, path, removed, inserted)
-    return _like(node, items, path)
+    return _like(node, _fresh(items, new), path)
 
 
-def _fresh(items: dict[Any, Any], path: Keys, removed: set[Keys], inserted: Mapping[Keys, Any]) -> dict[Any, Any]:
-    """Adds to ``items`` what is inserted below ``path`` under keys that were not there."""
-    for keys in inserted:
-        key = keys[len(path)] if keys[: len(path)] == path and len(keys) > len(path) else GONE
-        if key is GONE or items.get(key, GONE) is not GONE:
-            continue
-        own = (*path, key)
-        items[key] = inserted[own] if own in inserted else _fresh({}, own, removed, inserted)
+def _fresh(items: dict[Any, Any], new: _Below) -> dict[Any, Any]:
+    """Add to ``items`` what comes under keys that are not there."""
+    for key, here in new.items():
+        if items.get(key, GONE) is GONE:
+            items[key] = here.value if isinstance(here, _New) else _fresh({}, here)
     return items
-
-
-def _leads_on(keys: Keys, below: set[Keys]) -> bool:
-    return any(other[: len(keys)] == keys for other in below)
 
 
 def _is_container(node: Any) -> bool:
@@ -70,10 +85,7 @@ def _is_container(node: Any) -> bool:
 def _like(node: Any, items: dict[Any, Any], path: Keys) -> Any:
     """A container of the type of ``node`` that holds ``items``."""
     if isinstance(node, (list, tuple)):
-        values = [{} if value is GONE else value for value in items.values()]
-        if isinstance(node, tuple) and hasattr(node, "_fields"):
-            return type(node)(*values)
-        return type(node)(values)
+        return _sequence(node, [{} if value is GONE else value for value in items.values()], path)
     present = {key: value for key, value in items.items() if value is not GONE}
     if isinstance(node, FrozenDict):
         return FrozenDict(present)
@@ -82,14 +94,26 @@ def _like(node: Any, items: dict[Any, Any], path: Keys) -> Any:
     if hasattr(node, "raw_mapping"):  # an nnx.State, which nests plain dicts
         make: Callable[[Any], Any] = type(node)
         return make({key: getattr(value, "raw_mapping", value) for key, value in present.items()})
-    if isinstance(node, MutableMapping):
-        result = copy.copy(node)  # of any other type, with what else it holds: a default factory, say
-        result.clear()
-        result.update(present)
-        return result
-    raise StructureError(
-        join(path) or "params", kind_of(node), "dict, FrozenDict, nnx.State, list or tuple", "Unfreeze it."
-    )
+    if isinstance(node, (dict, UserDict)):
+        result = copy.copy(node)  # with what else it holds: a default factory, say
+        if type(result) is type(node) and result is not node:
+            result.clear()
+            result.update(present)
+            return result
+    # A shallow copy of any other mapping may share its storage: to clear the copy would empty the caller's own.
+    raise StructureError(join(path) or "params", kind_of(node), REBUILT, "Convert it first, as in dict(params).")
+
+
+def _sequence(node: Any, values: list[Any], path: Keys) -> Any:
+    """A list or tuple of the type of ``node``."""
+    try:
+        result = node._make(values) if hasattr(node, "_fields") and hasattr(node, "_make") else type(node)(values)
+    except Exception as error:  # a constructor of its own
+        hint = "Convert it to a list or tuple first."
+        raise StructureError(join(path) or "params", kind_of(node), REBUILT, hint) from error
+    if type(result) is not type(node) or len(result) != len(values):
+        raise StructureError(join(path) or "params", kind_of(node), REBUILT, "Convert it to a list or tuple first.")
+    return result
 
 
 def leaves(tree: Any, path: Keys = ()) -> Iterator[tuple[Keys, Any]]:

@@ -25,10 +25,10 @@ from jaxfold._tree._block_paths import BlockPaths
 from jaxfold._tree._boxes import bare, boxed
 from jaxfold._tree._containers import rebuild
 from jaxfold._tree._fold_report import FoldReport
-from jaxfold._tree._paths import Keys, join, reached, split
+from jaxfold._tree._paths import Keys, join, reached, settle, split
 from jaxfold._tree._placement import removed_paths, settle_places
 from jaxfold._tree._resolve import Found, resolve
-from jaxfold._tree._rows import make_row, places_of, size_of
+from jaxfold._tree._rows import copies_in, make_row, places_of, size_of
 
 
 def contract_tree(
@@ -91,18 +91,20 @@ def contract_tree(
     if strict and unmatched:
         got = f"the pattern {unmatched[0]!r}, which matches nothing"
         raise StructureError("blocks", got, "a path in the tree", reached(params, split("blocks", unmatched[0])))
-    given = _inputs(inputs)
+    given = {settle(params, keys): x for keys, x in _inputs(inputs).items()}
+    fed: set[Keys] = set()
     feeds = Counter(block.producer for block in found if not block.repeats)
     for block in found:
         keep = block.spec.keep_producer or feeds[block.producer] > 1
         block.to = block.to or (block.norm if keep else block.producer)
-        x = given.pop(block.producer, None)
+        x = given.get(block.producer)
+        fed.add(block.producer)
         if block.error is None:
             _contract(block, form, storage, allow_growth=allow_growth, keep_producer=keep)
             if block.error is None and (x is not None or rows):
                 _verify(block, x, rows)
-    if given:
-        raise StructureError("inputs", f"the path {join(next(iter(given)))!r}", "paths of producers in blocks", "")
+    if unused := [keys for keys in given if keys not in fed]:
+        raise StructureError("inputs", f"the path {join(unused[0])!r}", "paths of producers in blocks", "")
     stays = settle_places(params, found)
     if strict and (failed := next((block.error for block in found if block.error), None)):
         raise failed
@@ -111,6 +113,7 @@ def contract_tree(
     removed = removed_paths(good, stays)
     new = rebuild(params, removed, {block.to: boxed(block) for block in good if block.to})
     places = places_of(params)
+    copies = copies_in(places)
     before, after = size_of(params), size_of(new)
     rows_made = tuple(
         make_row(
@@ -119,6 +122,7 @@ def contract_tree(
             storage,
             keep_producer=("producer", block.producer) in stays,
             places=places,
+            copies=copies,
             removed=removed,
         )
         for block in found
@@ -207,10 +211,10 @@ def _verify(found: Found, inputs: Any, rows: int) -> None:
 
 
 def _loaded(group: Any) -> Any:
-    """The leaves without boxes, and those that lie elsewhere, in a file say, as arrays."""
+    """The leaves without boxes, those that lie in a file as arrays; a leaf that is None counts as absent."""
     if not isinstance(group, Mapping):
         return group
-    leaves = {key: bare(leaf) for key, leaf in group.items()}
+    leaves = {key: array for key, leaf in group.items() if (array := bare(leaf)) is not None}
     lies = {key for key, leaf in leaves.items() if not isinstance(leaf, (np.ndarray, jax.Array, jax.ShapeDtypeStruct))}
     return {k: np.asarray(leaf) if k in lies and hasattr(leaf, "__array__") else leaf for k, leaf in leaves.items()}
 

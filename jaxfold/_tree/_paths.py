@@ -46,8 +46,10 @@ def wildcards(keys: Keys) -> int:
     return sum(key.count(WILDCARD) for key in keys if isinstance(key, str))
 
 
-def fill(argument: str, keys: Keys, captures: tuple[str, ...]) -> Keys:
+def fill(argument: str, keys: Keys, captures: Keys) -> Keys:
     """The path with each ``*`` replaced by what the producer's matched, in order.
+
+    A key that is nothing but ``*`` becomes the matched key itself: ``1`` and ``"1"`` may both be keys of one mapping.
 
     Raises:
         OptionError: if it has another number of ``*`` than the producer, and is not without any.
@@ -57,7 +59,13 @@ def fill(argument: str, keys: Keys, captures: tuple[str, ...]) -> Keys:
         expected = f"{len(captures)} of '*', as in the producer, or none"
         raise OptionError(argument, f"{join(keys)!r} with {count}", expected, "")
     rest = iter(captures)
-    return tuple(re.sub(r"\*", lambda _: next(rest), key) if isinstance(key, str) else key for key in keys)
+
+    def filled(key: Any) -> Any:
+        if key == WILDCARD:
+            return next(rest, key)
+        return re.sub(r"\*", lambda _: str(next(rest)), key) if isinstance(key, str) else key
+
+    return tuple(filled(key) for key in keys)
 
 
 def children(node: Any) -> Iterator[tuple[Any, Any]]:
@@ -69,13 +77,15 @@ def children(node: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def child(node: Any, key: Any) -> tuple[Any, Any]:
-    """The key as the container has it, and its value. A string names an integer key too, as in ``layers/0``.
+    """The key as the container has it, and its value.
+
+    A string names an integer key too, as in ``layers/0``, and an integer a string, where there is no key of its own kind.
 
     Raises:
         KeyError: if there is none.
     """
     if isinstance(node, Mapping):
-        for candidate in (key, *_as_integer(key)):
+        for candidate in (key, *_as_integer(key), *_as_string(key)):
             if candidate in node:
                 return candidate, node[candidate]
     elif isinstance(node, (list, tuple)):
@@ -87,6 +97,10 @@ def child(node: Any, key: Any) -> tuple[Any, Any]:
 
 def _as_integer(key: Any) -> tuple[int, ...]:
     return (int(key),) if isinstance(key, str) and re.fullmatch(r"0|[1-9][0-9]*", key) else ()
+
+
+def _as_string(key: Any) -> tuple[str, ...]:
+    return (str(key),) if isinstance(key, int) and not isinstance(key, bool) else ()
 
 
 def lookup(argument: str, tree: Any, keys: Keys) -> tuple[Keys, Any]:
@@ -158,13 +172,15 @@ def _advice(tree: Any, pattern: Keys, end: int) -> str:
     return ""
 
 
-def match(tree: Any, pattern: Keys) -> Iterator[tuple[Keys, tuple[str, ...]]]:
+def match(tree: Any, pattern: Keys) -> Iterator[tuple[Keys, Keys]]:
     """Every path of the tree that the pattern matches, in the tree's order, and what each ``*`` stood for."""
     if not pattern:
         yield (), ()
         return
     first, rest = pattern[0], pattern[1:]
-    if isinstance(first, str) and WILDCARD in first:
+    if first == WILDCARD:
+        options: list[tuple[Any, Any, Keys]] = [(key, value, (key,)) for key, value in children(tree) if key != ""]
+    elif isinstance(first, str) and WILDCARD in first:
         expression = re.compile("(.+?)".join(map(re.escape, first.split(WILDCARD))))
         matched = [(key, value, expression.fullmatch(str(key))) for key, value in children(tree)]
         options = [(key, value, found.groups()) for key, value, found in matched if found]

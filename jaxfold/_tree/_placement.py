@@ -23,15 +23,38 @@ def settle_places(params: Any, found: list[Found]) -> Stays:
         stays = {(kind(role), keys) for block in alone for role, keys in block.roles.items()}
         stays |= {("producer", block.producer) for block in good if block.spec.keep_producer}
         removed = removed_paths(good, stays)
-        for index, block in enumerate(good):
-            if problem := _occupied(params, block, removed, [other.to for other in good[:index]]):
+        taken = _Taken()
+        for block in good:
+            if problem := _occupied(params, block, removed, taken):
                 block.error = problem
                 break
+            taken.add(block.to)
         else:
             return stays
 
 
-def _occupied(params: Any, block: Found, removed: set[Keys], taken: list[Keys | None]) -> JaxfoldError | None:
+class _Taken:
+    """The places of contracted blocks, and what lies above them."""
+
+    def __init__(self) -> None:
+        self.places: set[Keys] = set()
+        self.above: set[Keys] = set()
+
+    def add(self, place: Keys | None) -> None:
+        if place is not None:
+            self.places.add(place)
+            self.above |= set(_starts(place))
+
+    def __contains__(self, place: Keys) -> bool:
+        """Whether a place is one of these, above one of them or below one."""
+        return place in self.above or any(start in self.places for start in _starts(place))
+
+
+def _starts(place: Keys) -> list[Keys]:
+    return [place[:end] for end in range(1, len(place) + 1)]
+
+
+def _occupied(params: Any, block: Found, removed: set[Keys], taken: _Taken) -> JaxfoldError | None:
     hint = "Say where the contracted block goes with BlockPaths(to=...)."
     if block.to is None:
         return StructureError(
@@ -40,9 +63,8 @@ def _occupied(params: Any, block: Found, removed: set[Keys], taken: list[Keys | 
             "a path: the producer stays and no norm goes",
             hint,
         )
-    for other in taken:
-        if other and (block.to[: len(other)] == other or other[: len(block.to)] == block.to):
-            return StructureError(join(block.to), "the place of another block", "a place of its own", hint)
+    if block.to in taken:
+        return StructureError(join(block.to), "the place of another block", "a place of its own", hint)
     node = params
     for end in range(1, len(block.to) + 1):
         if block.to[:end] in removed:

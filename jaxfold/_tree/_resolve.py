@@ -10,7 +10,7 @@ from jaxfold._block._block import Block
 from jaxfold._block._contraction import Contraction
 from jaxfold._block._shape import consumer_path
 from jaxfold._block._verify import Certificate
-from jaxfold._errors import JaxfoldError, StructureError
+from jaxfold._errors import JaxfoldError, StructureError, kind_of
 from jaxfold._tree._block_paths import BlockPaths
 from jaxfold._tree._paths import Keys, fill, join, lookup, match, settle, split
 
@@ -60,7 +60,7 @@ def resolve(tree: Any, blocks: Sequence[BlockPaths]) -> tuple[list[Found], list[
     return found, unmatched
 
 
-def _find(tree: Any, spec: BlockPaths, producer: Keys, captures: tuple[str, ...]) -> Found:
+def _find(tree: Any, spec: BlockPaths, producer: Keys, captures: Keys) -> Found:
     block = Found(spec, producer)
     # As they are written first, so that a report shows them all, wherever they lead.
     wanted = {argument: fill(argument, split(argument, path), captures) for argument, path in spec.paths().items()}
@@ -69,7 +69,7 @@ def _find(tree: Any, spec: BlockPaths, producer: Keys, captures: tuple[str, ...]
     block.consumers = {name: wanted[consumer_path(name)] for name in spec.names}
     try:
         for argument in (role for role in wanted if role != "to"):
-            wanted[argument], block.groups[argument] = lookup(argument, tree, wanted[argument])
+            wanted[argument], block.groups[argument] = _layer(argument, tree, wanted[argument])
     except StructureError as error:
         block.error = error
         if error.argument == "norm" and not error.hint:
@@ -88,6 +88,20 @@ def _find(tree: Any, spec: BlockPaths, producer: Keys, captures: tuple[str, ...]
     if twice:
         block.error = StructureError(join(twice[0]), "one layer in two roles", "a layer for each role", "")
     return block
+
+
+def _layer(argument: str, tree: Any, keys: Keys) -> tuple[Keys, Mapping[Any, Any]]:
+    """Return the path of a layer in the tree's own keys, and its leaves.
+
+    Raises:
+        StructureError: if there is nothing, or something else than a layer: one of its leaves, say.
+    """
+    own, group = lookup(argument, tree, keys)
+    if isinstance(group, Mapping):
+        return own, group
+    got = f"the path {join(own)!r}, which leads to {'a leaf' if hasattr(group, 'shape') else kind_of(group)}"
+    hint = f"Name the layer, {join(own[:-1])!r}." if own[1:] and hasattr(group, "shape") else ""
+    raise StructureError(argument, got, "the path of a layer, which is a mapping of its leaves", hint)
 
 
 def _is_attention(group: Any) -> bool:

@@ -19,10 +19,18 @@ from jaxfold._tree._paths import Keys, join
 from jaxfold._tree._resolve import Found
 
 Places = dict[int, list[Keys]]
+Copies = dict[Keys, set[Keys]]
 
 
 def make_row(
-    found: Found, form: Form, dtype: np.dtype | None, *, keep_producer: bool, places: Places, removed: set[Keys]
+    found: Found,
+    form: Form,
+    dtype: np.dtype | None,
+    *,
+    keep_producer: bool,
+    places: Places,
+    copies: Copies,
+    removed: set[Keys],
 ) -> FoldRow:
     """The row of one block.
 
@@ -31,6 +39,7 @@ def make_row(
         form, dtype: as for ``contract``.
         keep_producer: whether its producer stays.
         places: of every array of the tree, by its identity.
+        copies: the layers of the tree by the end of their path.
         removed: the paths of all layers that go.
     """
     spec = found.spec
@@ -62,7 +71,7 @@ def make_row(
         original=costs.original,
         contracted=costs.cost(form),
         certificate=found.certificate,
-        notes=(*_about_names(found), *_about_ties(found, places, removed), *_about_copies(found, places)),
+        notes=(*_about_names(found), *_about_ties(found, places, removed), *_about_copies(found, copies)),
     )
 
 
@@ -80,7 +89,7 @@ def _about_names(found: Found) -> Iterator[str]:
 
 def _about_ties(found: Found, places: Places, removed: set[Keys]) -> Iterator[str]:
     for role, keys in found.roles.items():
-        for key, leaf in found.groups[role].items():
+        for key, leaf in ((key, leaf) for key, leaf in found.groups[role].items() if bare(leaf) is not None):
             others = [
                 join(other)
                 for other in places.get(id(bare(leaf)), [])
@@ -90,11 +99,10 @@ def _about_ties(found: Found, places: Places, removed: set[Keys]) -> Iterator[st
                 yield f"{join((*keys, key))} is also at {', '.join(others)}, where it stays"
 
 
-def _about_copies(found: Found, places: Places) -> Iterator[str]:
+def _about_copies(found: Found, copies: Copies) -> Iterator[str]:
     """Other subtrees with the same paths, such as the moments of an optimiser: they fit the old tree only."""
     keys = found.producer[1:] if found.producer[0] == "params" else found.producer
-    ends = {path[:-1] for paths in places.values() for path in paths}
-    own = {other for other in ends if other[-len(keys) :] == keys and other != found.producer}
+    own = copies.get(keys, set()) - {found.producer}
     if len(keys) > 0 and own:
         yield f"{', '.join(sorted(map(join, own)))} has the same path and no longer fits: initialise it anew"
 
@@ -105,6 +113,15 @@ def places_of(tree: Any) -> Places:
     for keys, leaf in leaves(tree):
         places.setdefault(id(bare(leaf)), []).append(keys)
     return places
+
+
+def copies_in(places: Places) -> Copies:
+    """Return the paths of all layers that end in some keys, by these keys."""
+    found: Copies = {}
+    for layer in {path[:-1] for paths in places.values() for path in paths}:
+        for start in range(len(layer)):
+            found.setdefault(layer[start:], set()).add(layer)
+    return found
 
 
 def size_of(tree: Any) -> tuple[int, int]:

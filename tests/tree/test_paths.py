@@ -28,8 +28,8 @@ TREE = {
         ("layer_1/up", [(("layer_1", "up"), ())]),
         ("layer_*/up", [(("layer_1", "up"), ("1",)), (("layer_10", "up"), ("10",))]),
         ("layer_1*/up", [(("layer_10", "up"), ("0",))]),  # a star stands for something
-        ("*/up", [(("layer_1", "up"), ("layer_1",)), (("layer_10", "up"), ("layer_10",)), ((7, "up"), ("7",))]),
-        ("layers/*/up", [(("layers", 0, "up"), ("0",)), (("layers", 1, "up"), ("1",))]),
+        ("*/up", [(("layer_1", "up"), ("layer_1",)), (("layer_10", "up"), ("layer_10",)), ((7, "up"), (7,))]),
+        ("layers/*/up", [(("layers", 0, "up"), (0,)), (("layers", 1, "up"), (1,))]),
         ("layers/1/up", [(("layers", 1, "up"), ())]),
         ("layers/2/up", []),
         ("layers/-1/up", []),
@@ -50,11 +50,13 @@ def test_an_exact_key_of_a_tuple_is_itself() -> None:
     assert lookup("p", {0: "int", "0": "text"}, (0,)) == ((0,), "int")
     assert lookup("p", {0: "int", "0": "text"}, ("0",)) == (("0",), "text")
     assert lookup("p", {0: "int"}, ("0",)) == ((0,), "int")
+    assert lookup("p", {"0": "text"}, (0,)) == (("0",), "text")
 
 
 def test_fill_puts_each_capture_in_its_place() -> None:
     assert fill("norm", ("a_*", "b", "*_c_*"), ("1", r"\2", "3")) == ("a_1", "b", r"\2_c_3")
     assert fill("norm", ("a", 3), ("1", "2")) == ("a", 3)
+    assert fill("norm", ("*", "b_*"), (1, 2)) == (1, "b_2")  # a key that is matched whole keeps its kind
     with pytest.raises(OptionError, match="norm: got 'a_\\*' with 1; expected 2 of"):
         fill("norm", ("a_*",), ("1", "2"))
 

@@ -109,7 +109,16 @@ PLACES = {
         "consumers: got the path 'net/down/x/y', which ends before 'x'",
     ),
     "one of several": ({"consumers": {"a": "net/down", "b": "b"}}, "consumers['b']: got the path 'b'"),
-    "a leaf": ({"consumers": "net/down/kernel"}, "net/down/kernel: got an ndarray"),
+    "a leaf": ({"consumers": "net/down/kernel"}, "consumers: got the path 'net/down/kernel', which leads to a leaf"),
+    "a leaf of the norm": (
+        {"norm": "net/norm/scale"},
+        "norm: got the path 'net/norm/scale', which leads to a leaf; expected the path of a layer, which is a mapping "
+        "of its leaves. Name the layer, 'net/norm'.",
+    ),
+    "a leaf of the producer": (
+        {"producer": "net/up/kernel"},
+        "producer: got the path 'net/up/kernel', which leads to a",
+    ),
     "a wider group": ({"producer": "net"}, "net: got the unknown key"),
     "twice": ({"consumers": "net/up"}, "net/up: got one layer in two roles"),
     "occupied": ({"to": "other"}, "other: got something that stays"),
