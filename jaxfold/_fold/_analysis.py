@@ -6,16 +6,21 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from jaxfold._fold import _rules_arithmetic, _rules_layout, _rules_sums
 from jaxfold._fold._affine import Affine, Quadratic, Square, trivial
 from jaxfold._fold._extent import ENTRY_BY_ENTRY, extent_of
+from jaxfold._fold._finite import Infinite
 from jaxfold._fold._known import Known, leaf
 from jaxfold._fold._program import LARGEST_CONSTANT, Equation, Program, Value, small_constant
 from jaxfold._fold._registry import RULES, Abstract, Operands
 from jaxfold._fold._roundings import Roundings, is_arithmetic
 
 LIBRARY = (_rules_arithmetic, _rules_layout, _rules_sums)  # imported for the rules that they register
+
+# What says that an array varies over a mesh, from within, and leaves it as it is.
+MARKS = {"pvary", "pcast", "pbroadcast"}
 
 
 class Analysis:
@@ -38,6 +43,7 @@ class Analysis:
         self.constant: dict[Value, frozenset[int]] = {}
         self.first: dict[Affine, Value] = {}
         self._own: dict[Value, Affine] = {}
+        self.infinite = Infinite()
         for value, bits in zip(program.inputs, depends, strict=True):
             self.abstract[value] = None if bits is None else leaf(value)
             self.depends[value] = bits or 0
@@ -72,20 +78,22 @@ class Analysis:
         return value.constant is not None or isinstance(self.abstract.get(value), Known)
 
     def _step(self, equation: Equation) -> None:
-        effects = bool(equation.source.effects)
+        effects = bool(equation.source.effects) or _says_where(equation)
         if not effects and all(self.is_known(value) for value in equation.inputs):
             depends = 0
             for value in equation.inputs:
                 depends |= self.depends.get(value, 0)
             if not depends:
                 _compute(equation)
+            self.infinite.note(equation)
             for output in equation.outputs:
                 self.abstract[output] = self._known(equation, output)
                 self.depends[output] = depends
             return
         result: Abstract = None
         rule = RULES.get(equation.name)
-        if rule is not None and not effects and _is_arithmetic(equation.outputs):
+        apart = effects or self.infinite.reaches(equation, self.is_known)
+        if rule is not None and not apart and _is_arithmetic(equation.outputs):
             operands = [None if self.is_source(value) else self.of(value) for value in equation.inputs]
             result = None if self.rounds(equation, operands) else rule(Operands(equation, operands, self.own))
             if runtime(result):
@@ -114,6 +122,8 @@ class Analysis:
         abstract, equation = self.of(value), value.origin
         rule = None if equation is None else RULES.get(equation.name)
         if not isinstance(abstract, Affine) or abstract.narrows or equation is None or rule is None or not depth:
+            return abstract
+        if self.infinite.reaches(equation, self.is_known):
             return abstract
         operands = [self.opened(operand, depth - 1) for operand in equation.inputs]
         if self.rounds(equation, operands):
@@ -172,11 +182,23 @@ def _is_arithmetic(outputs: list[Value]) -> bool:
     return len(outputs) == 1 and is_arithmetic(outputs[0].aval.dtype)
 
 
+def _says_where(equation: Equation) -> bool:
+    """Whether the result differs between the devices of a mesh: an operation along one of its axes, but a mere mark."""
+    if equation.name in MARKS:
+        return False
+    axes = equation.params.get("axes", ())
+    named = "axis_name" in equation.params or not all(isinstance(axis, int) for axis in np.atleast_1d(axes).tolist())
+    return named and equation.params.get("axis_name", ()) is not None
+
+
 def _compute(equation: Equation) -> None:
     """The value of a small constant expression, so that rules can read the number."""
     arrays = [small_constant(value) for value in equation.inputs]
     constants = [array for array in arrays if array is not None]
     if len(constants) < len(arrays):
+        return
+    if equation.name in MARKS:
+        equation.outputs[0].constant = constants[0]
         return
     if equation.name == "broadcast_in_dim" and len(constants) == 1 and constants[0].size == 1:
         output = equation.outputs[0]
@@ -187,7 +209,8 @@ def _compute(equation: Equation) -> None:
     with jax.ensure_compile_time_eval():
         outputs = equation.evaluate(constants)
     for value, output in zip(equation.outputs, outputs, strict=True):
-        if not jax.numpy.issubdtype(output.dtype, jax.dtypes.extended):
+        # Traced, though its operands are numbers, where that is how the context marks what varies over a mesh.
+        if not isinstance(output, Tracer) and not jax.numpy.issubdtype(output.dtype, jax.dtypes.extended):
             value.constant = np.asarray(output)
 
 

@@ -73,7 +73,7 @@ class Stored(Way):
         return {"kernel": compute(self.table)}
 
     def evaluate(self, coefficients: Any, read: Read, dtype: Any) -> Any:
-        return jnp.broadcast_to(coefficients["kernel"], self.shape)
+        return jnp.broadcast_to(jnp.asarray(coefficients["kernel"], dtype), self.shape)
 
 
 class Recentred(Way):

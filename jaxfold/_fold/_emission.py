@@ -214,7 +214,3 @@ def _apart(product: Product) -> bool:
 
 def _name(index: int, name: str = "kernel") -> str:
     return f"{name}_{index}" if index else name
-
-
-def output_dtype(value: Value) -> Any:
-    return compute_dtype(np.dtype(value.aval.dtype))

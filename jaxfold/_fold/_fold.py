@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfold._algebra._storage import require_finite, round_to
-from jaxfold._block._leaves import require_concrete
+from jaxfold._block._leaves import read_dtype, require_concrete
 from jaxfold._block._shape import flag
 from jaxfold._errors import NotFoldedError, OptionError, ShapeError, StructureError, kind_of
 from jaxfold._fold._run import require_keys
@@ -62,12 +62,14 @@ class Folded:
         Raises:
             StructureError, ShapeError, DtypeError: if the tree, a shape or a dtype differs from what was folded.
             ConcretenessError: if a leaf is a tracer; under ``jit`` or ``grad`` use :meth:`contract_traced`.
-            CoefficientError: if a leaf is not finite, or a coefficient does not fit its dtype.
+            CoefficientError: if a leaf that coefficients are made of is not finite, or a coefficient does not fit its
+                dtype.
         """
         leaves = self._trace.leaves(params)
-        for path, leaf in zip(self._trace.paths, leaves, strict=True):
+        made_from = self._trace.runner.made_from()
+        for index, (path, leaf) in enumerate(zip(self._trace.paths, leaves, strict=True)):
             require_concrete(path, leaf, "Folded.contract_traced")
-            if jnp.issubdtype(leaf.dtype, np.floating):
+            if index in made_from and jnp.issubdtype(leaf.dtype, np.floating):
                 require_finite(path, np.asarray(leaf).astype(np.float64))
         with np.errstate(all="ignore"):
             coefficients = self._trace.runner.contract(leaves, np)
@@ -94,7 +96,11 @@ class Folded:
             StructureError, ShapeError, DtypeError: if the tree, a shape or a dtype differs from what was folded.
         """
         leaves = self._trace.leaves(params)
-        return {"params": self._trace.kept(leaves), "blocks": self._trace.runner.contract(leaves, jnp)}
+        runner = self._trace.runner
+        coefficients = runner.contract(leaves, jnp)
+        cast = lambda array, dtype: array.astype(jax.dtypes.canonicalize_dtype(dtype))  # noqa: E731
+        blocks = jax.tree.map(cast, coefficients, runner.dtypes(coefficients))
+        return {"params": self._trace.kept(leaves), "blocks": blocks}
 
     def apply(self, contracted: Mapping[str, Any], *inputs: Any) -> Any:
         """What the function returns, from contracted parameters; not jitted by itself.
@@ -142,6 +148,7 @@ def fold(
     where: Callable[[FoldRow], bool] | None = None,
     minimum_saving: float = 0.0,
     strict: bool = False,
+    dtype: Any = None,
 ) -> Folded:
     """Finds every norm in a function and makes it as cheap as it can be without approximation.
 
@@ -157,6 +164,9 @@ def fold(
         where: which norms to change, by their row in the report. By default all.
         minimum_saving: the share of a block's parameters, net of what has to stay, that contracting must save.
         strict: whether a norm that is left alone is an error.
+        dtype: storage dtype of every coefficient: float64, float32, bfloat16 or float16. By default each coefficient
+            has the dtype of the arithmetic that reads it: float32 for a bfloat16 kernel that ``fn`` casts to float32
+            before it multiplies. ``report.bytes`` says what it takes.
 
     Returns:
         A :class:`Folded`: ``contract``, ``contract_traced``, ``apply`` and ``report``.
@@ -184,7 +194,7 @@ def fold(
     if not isinstance(minimum_saving, (int, float)) or isinstance(minimum_saving, bool) or not 0 <= minimum_saving < 1:
         raise OptionError("minimum_saving", repr(minimum_saving), "a share, at least 0 and below 1", "")
     _require_arrays(params, inputs)
-    trace = Trace(fn, params, inputs, {"minimum_saving": float(minimum_saving)})
+    trace = Trace(fn, params, inputs, {"minimum_saving": float(minimum_saving), "storage": read_dtype(dtype)})
     trace.choose(where)
     rows = tuple(trace.row(norm) for norm in trace.norms)
     if flag("strict", strict):

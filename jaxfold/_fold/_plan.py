@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 from jax import lax
 
 from jaxfold._block._plan import Cost
@@ -21,12 +22,13 @@ from jaxfold._fold._affine import Affine, Quadratic
 from jaxfold._fold._analysis import Analysis
 from jaxfold._fold._centred import Way
 from jaxfold._fold._components import NOTHING, Component, Emitted, components, live_equations
-from jaxfold._fold._emission import EmittedAffine, EmittedQuadratic, output_dtype
+from jaxfold._fold._emission import EmittedAffine, EmittedQuadratic
 from jaxfold._fold._fingerprint import Fingerprints
 from jaxfold._fold._groups import groups, norms_of, norms_read
 from jaxfold._fold._inner import Inner, inner_of
 from jaxfold._fold._program import Equation, Program, Value
 from jaxfold._fold._rules_arithmetic import is_sum_of_squares
+from jaxfold._fold._storage import natural_dtype
 
 LAYOUT = {"reshape", "broadcast_in_dim", "transpose", "squeeze", "convert_element_type", "slice", "copy", "concatenate"}
 
@@ -45,6 +47,7 @@ class Plan:
     """The decisions about one program.
 
     Attributes:
+        storage: the dtype that the caller wants coefficients to be stored in, or None.
         uncut: the plan before inputs of norms were taken for sources, if they are; it tells why those did not pay.
     """
 
@@ -57,9 +60,10 @@ class Plan:
         repeat: int = 1,
         minimum_saving: float = 0.0,
         wanted: set[Any] | None = None,
+        storage: np.dtype | None = None,
     ) -> None:
         self.analysis, self.sizes, self.repeat = analysis, sizes, repeat
-        self.minimum_saving, self.wanted = minimum_saving, wanted
+        self.minimum_saving, self.wanted, self.storage = minimum_saving, wanted, storage
         self.uncut: Plan | None = None
         self.fingerprints = Fingerprints(analysis)
         self.live = live_equations(analysis)
@@ -80,7 +84,7 @@ class Plan:
                 self._decide(unit, fixed | others)
             else:
                 own = [b if k else None for b, k in zip(self._each(unit.equation), unit.known, strict=True)]
-                options: dict[str, Any] = {"minimum_saving": minimum_saving, "wanted": wanted}
+                options: dict[str, Any] = {"minimum_saving": minimum_saving, "wanted": wanted, "storage": storage}
                 times = repeat * unit.repeat
                 plan = plan_of(unit.program, own, sizes, stays=fixed | others, repeat=times, **options)
                 self.inner[unit.equation] = unit, plan
@@ -268,7 +272,7 @@ class Plan:
             if way is not None:
                 tally.flops += way.flops
                 tally.coefficients += way.size
-                tally.nbytes += way.size * output_dtype(value).itemsize
+                tally.nbytes += way.size * (self.storage or natural_dtype(value, way)).itemsize
                 stack += way.values()
                 continue
             tally.flops += flops(equation)

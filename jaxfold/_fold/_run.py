@@ -10,15 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfold._algebra._dtype import compute_dtype
 from jaxfold._errors import StructureError, kind_of
 from jaxfold._fold import _known as known
 from jaxfold._fold._centred import Stored
-from jaxfold._fold._emission import EmittedAffine, output_dtype
 from jaxfold._fold._inner import Inner
 from jaxfold._fold._known import Known
 from jaxfold._fold._plan import Plan
 from jaxfold._fold._program import Equation, Value, inputs_behind
-from jaxfold._fold._schedule import schedule
+from jaxfold._fold._schedule import Step, schedule
+from jaxfold._fold._storage import computed_dtype, natural_dtype
 
 RETURNED = "Pass what contract returned."
 
@@ -88,7 +89,11 @@ class Runner:
             return environment.get(value, value.constant)
 
         def leaf(value: Value) -> Any:
-            return np.asarray(read(value)).astype(np.float64) if xp is np else jnp.asarray(read(value))
+            array = read(value)
+            if xp is np:
+                return np.asarray(array).astype(np.float64)
+            array = jnp.asarray(array)  # half precision is widened first: there is no factor in it
+            return array.astype(compute_dtype(array.dtype)) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
         def compute(node: Known) -> Any:
             return known.evaluate(node, xp, leaf, memo)
@@ -105,19 +110,36 @@ class Runner:
             found[self.names[equation]] = inner.contract(body, arrays, xp)
         return found
 
-    def _dtype(self, value: Value) -> Any:
-        """That of the coefficients of a value: parameters, and what is as wide as the model, keep their own."""
-        way = self.emitted[value]
-        keeps = isinstance(way, Stored) or (isinstance(way, EmittedAffine) and way.wide)
-        return np.dtype(value.aval.dtype) if keeps else output_dtype(value)
+    @functools.cached_property
+    def _readers(self) -> dict[Value, list[Step | None]]:
+        """Return which steps read each value; None for the caller, and for a program inside."""
+        found: dict[Value, list[Step | None]] = {}
+        for step in self.steps:
+            plain = isinstance(step, Equation) and step not in self.inner
+            for value in self.emitted[step].values() if isinstance(step, Value) else step.inputs:
+                found.setdefault(value, []).append(step if plain or isinstance(step, Value) else None)
+        for value in self.program.outputs:
+            found.setdefault(value, []).append(None)
+        return found
+
+    def _natural(self, value: Value) -> np.dtype:
+        return natural_dtype(value, self.emitted[value], lambda own: self._readers.get(own, ()))
+
+    def _dtype(self, value: Value) -> np.dtype:
+        """Return the dtype that a value is computed with."""
+        return computed_dtype(self._natural(value), self.plan.storage, self.emitted[value])
+
+    def _storage(self, value: Value) -> np.dtype:
+        """Return the dtype that its coefficients are stored in."""
+        return self.plan.storage or self._natural(value)
 
     def dtypes(self, coefficients: Any) -> Any:
-        """The dtype that each coefficient is stored in: that which it is computed with."""
+        """The dtype that each coefficient is stored in: that which it is computed with, or that was asked for."""
         found: dict[str, Any] = {}
         for place, name in self.names.items():
             tree = coefficients[name]
             if isinstance(place, Value):
-                dtype = self._dtype(place)
+                dtype = self._storage(place)
                 found[name] = jax.tree.map(lambda _, dtype=dtype: dtype, tree)
             else:
                 found[name] = self.inner[place][1].dtypes(tree)
@@ -126,7 +148,7 @@ class Runner:
     def size(self, names: Container[str] | None = None) -> tuple[int, int]:
         """Entries and bytes of all coefficients, or of those of these names."""
         entries = [
-            (way.size, self._dtype(value).itemsize)
+            (way.size, self._storage(value).itemsize)
             for value, way in self.stored.items()
             if names is None or self.names[value] in names
         ]
@@ -135,6 +157,14 @@ class Runner:
             if names is None or self.names[equation] in names:
                 total = [own + more for own, more in zip(total, inner.size(body), strict=True)]
         return total[0], total[1]
+
+    def made_from(self) -> set[int]:
+        """Return the indices of the program's inputs that any coefficient is made of."""
+        places = {value: index for index, value in enumerate(self.program.inputs)}
+        known = set().union(*(way.leaves() for way in self.stored.values()))
+        for inner, body in self.inner.values():
+            known |= {inner.inputs[index] for index in body.made_from() if inner.known[index]}
+        return {places[leaf] for value in known for leaf in inputs_behind(value) if leaf in places}
 
     def made_of(self, inputs: Container[int]) -> set[str]:
         """The names of the coefficients that depend on any of these inputs of the program."""
@@ -223,8 +253,9 @@ class Runner:
         for step in self.steps:
             if isinstance(step, Value):
                 own = coefficients[self.names[step]] if step in self.names else {}
-                result = self.emitted[step].evaluate(own, read, self._dtype(step))
-                environment[step] = result.astype(step.aval.dtype)
+                way, dtype = self.emitted[step], self._dtype(step)
+                result = way.evaluate(own, read, dtype)
+                environment[step] = result.astype(dtype if isinstance(way, Stored) else step.aval.dtype)
             elif step in self.inner:
                 inner, body = self.inner[step]
                 outputs = inner.apply(

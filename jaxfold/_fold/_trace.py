@@ -40,8 +40,8 @@ class Trace:
         depends: list[int | None] = [*(1 << index for index in range(len(arrays))), *[None] * runtime]
         sizes = [(int(np.prod(s.shape)), _nbytes(s)) for s in self.shapes]
         saving, self.wanted = options["minimum_saving"], options.get("wanted")
-        self.left = options.get("left", ())
-        self.plan = plan_of(program, depends, sizes, minimum_saving=saving, wanted=self.wanted)
+        self.left, self.storage = options.get("left", ()), options.get("storage")
+        self.plan = plan_of(program, depends, sizes, minimum_saving=saving, wanted=self.wanted, storage=self.storage)
         self._finish(set())
 
     def _finish(self, unwanted: set[Any]) -> None:
@@ -86,6 +86,7 @@ class Trace:
         """For other inputs, with the same decisions."""
         params = self.structure.unflatten(self.shapes)
         options = {"minimum_saving": 0.0, "wanted": self.runner.emissions(), "left": self.centring.left}
+        options["storage"] = self.storage
         return Trace(self.function, params, inputs, options)
 
     def differs(self, other: Trace) -> str:
