@@ -491,3 +491,17 @@ def test_help() -> None:
     )
     assert "--allow-growth" in done.stdout
     assert "exit status: 0 if all is done; 1 if" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("role", ["producer=net/up/kernel", "norm=net/norm/scale", "consumer=net/down/kernel"])
+def test_a_path_of_a_leaf_writes_nothing(
+    role: str, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit status 2, as for everything that was not written, and the path of the layer."""
+    paths = {"producer": "net/up", "norm": "net/norm", "consumer": "net/down", "epsilon": "1e-3"}
+    argument, path = role.split("=")
+    option = ",".join(f"{name}={value}" for name, value in {**paths, argument: path}.items())
+    out = checkpoint.with_name("out.npz")
+    assert run("contract", checkpoint, "--block", option, "--out", out, "--rows", 0) == 2
+    assert f"Name the layer, '{path.rpartition('/')[0]}'." in capsys.readouterr().out
+    assert not out.exists()

@@ -70,20 +70,31 @@ def _run(parsed: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM as an exception for the while, so that what is half-written is removed."""
+    """Signals as an exception for the while, so that what is half-written is removed.
+
+    After the first one the others are ignored, because a second one would interrupt the removal.
+    """
+    before: dict[int, Any] = {}
 
     def leave(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     try:
-        before = signal.signal(signal.SIGTERM, leave)
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the last is not there on Windows
+            number = getattr(signal, name, None)
+            # An ignored signal stays ignored, as nohup and background jobs of a shell want it.
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, leave)
     except ValueError:  # not the main thread
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,18 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from jaxfold._errors import OptionError, StructureError
-from jaxfold._files._checkpoint import Checkpoint, nbytes
+import numpy as np
+
+from jaxfold._errors import DtypeError, OptionError, StructureError
+from jaxfold._files._checkpoint import Checkpoint, leaves, nbytes
+from jaxfold._files._leaf import StoredValue
 from jaxfold._files._msgpack import read_msgpack, write_msgpack
 from jaxfold._files._npz import read_npz, write_npz
 from jaxfold._files._orbax import read_orbax, resident, write_orbax
 from jaxfold._files._output import replacing
 from jaxfold._files._progress import progress
 from jaxfold._files._safetensors import read_safetensors, write_safetensors
+from jaxfold._files._zip import Member
 
 SUFFIXES = {
     ".npz": "npz",
@@ -98,7 +102,28 @@ def write_checkpoint(tree: Any, target: pathlib.Path, source: Checkpoint, format
         StructureError, DtypeError: if the tree holds what the format has no place for.
         OptionError: if something has come to be at ``target`` in the meantime.
     """
+    if source.format != format:
+        _require_portable(tree, format)
     with replacing(target, overwrite=overwrite) as beside, progress(f"writing {target.name}", nbytes(tree)) as advance:
         if source.format == "orbax" != format:
             tree = resident(tree, source)
         WRITERS[format](tree, beside, source, advance)
+
+
+def _require_portable(tree: Any, format: str) -> None:
+    """Check that another format has a place for every leaf; nothing is written before.
+
+    Raises:
+        StructureError: for a member of an .npz file whose values are never loaded, such as an array of objects.
+        DtypeError: for strings, bytes, records, dates, and bytes of unknown meaning, such as bfloat16 in .npz.
+    """
+    for keys, leaf in leaves(tree):
+        name = "/".join(map(str, keys))
+        if isinstance(leaf, StoredValue) and isinstance(leaf.origin, Member):
+            hint = "Remove it from the checkpoint, or write .npz, where it is copied as it lies."
+            raise StructureError(name, "an array of Python objects, or no array at all", "an array of numbers", hint)
+        dtype = getattr(leaf, "dtype", None)
+        if isinstance(dtype, np.dtype) and (dtype.kind in "OSUmM" or dtype.type is np.void):
+            hint = "Save it as an array of numbers first"
+            hint += ": bfloat16 as msgpack or safetensors." if dtype == np.dtype("V2") else ", or remove it."
+            raise DtypeError(name, f"dtype {dtype}", f"an array of numbers: {format} would not restore this one", hint)

@@ -7,6 +7,7 @@ import os
 import pathlib
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 
@@ -35,6 +36,9 @@ def check_output(out: pathlib.Path, source: pathlib.Path, *, overwrite: bool) ->
         if not overwrite:
             got = f"{out}, which is {'the checkpoint that is read' if target == origin else 'there already'}"
             raise OptionError("out", got, "a path that is free", "Choose another, or pass --overwrite.")
+        if not target.is_dir() and not target.is_file():  # a pipe, a socket or a device: others read and write it
+            got = f"{out}, which is neither a file nor a directory"
+            raise OptionError("out", got, "a file or an Orbax directory to overwrite", "Choose another path.")
         if target.is_dir() and not (target / IS_CHECKPOINT).exists():
             raise OptionError(
                 "out", f"{out}, a directory", "a file or an Orbax directory to overwrite", "Remove it first."
@@ -57,6 +61,8 @@ def replacing(target: pathlib.Path, *, overwrite: bool) -> Iterator[pathlib.Path
         yield beside
         if target.exists() and not overwrite:
             raise OptionError("out", f"{target}, which is there by now", "a path that is free", "")
+        if target.exists():
+            beside.chmod(stat.S_IMODE(target.stat().st_mode))  # who may read it stays who may read it
         if beside.is_dir() or target.is_dir():
             _swap(beside, target, target.with_name(f".{target.name}.{token}.old"))
         else:

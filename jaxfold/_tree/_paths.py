@@ -79,7 +79,8 @@ def children(node: Any) -> Iterator[tuple[Any, Any]]:
 def child(node: Any, key: Any) -> tuple[Any, Any]:
     """The key as the container has it, and its value.
 
-    A string names an integer key too, as in ``layers/0``, and an integer a string, where there is no key of its own kind.
+    A string names an integer key too, as in ``layers/0``, and an integer names a string, unless there is a key of its
+    own kind.
 
     Raises:
         KeyError: if there is none.

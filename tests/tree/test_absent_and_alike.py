@@ -50,7 +50,8 @@ def test_a_leaf_that_is_none_is_absent(name: str) -> None:
     options: dict[str, Any] = {"producer": "up", "norm": "norm", "consumers": "down", "epsilon": EPS}
     _, report = contract_tree(tree, BlockPaths(**options))
     assert report.rows[0].reason.startswith("norm_type of the block of up: got nothing; expected 'layernorm' or")
-    for norm_type, other in (("layernorm", "rmsnorm"), ("rmsnorm", "layernorm")):
+    kinds: tuple[Any, ...] = (("layernorm", "rmsnorm"), ("rmsnorm", "layernorm"))
+    for norm_type, other in kinds:
         new, report = contract_tree(tree, BlockPaths(**options, norm_type=norm_type))
         assert report.contracted
         norm = {"scale": CASE.norm["scale"]}
