@@ -16,6 +16,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.core import Tracer
 
 from jaxfold._algebra._dtype import compute_dtype
 from jaxfold._fold import _known as known
@@ -36,6 +38,14 @@ def centred(affine: Affine, axis: int) -> Affine:
     terms = {source: known.centre(node, len(source.row_shape) + axis) for source, node in affine.terms.items()}
     bias = None if affine.bias is None else known.centre(affine.bias, axis)
     return Affine(affine.shape, terms, bias)
+
+
+def nothing(array: Any, axis: int | None) -> Any:
+    """``P array`` of an array that is constant along the axis: zero, and NaN where the array is not finite."""
+    if array.ndim and axis is not None:
+        narrow = lax.slice_in_dim(array, 0, 1, axis=axis)
+        return jnp.broadcast_to(narrow - narrow, array.shape)
+    return array - array
 
 
 class Way:
@@ -81,13 +91,23 @@ class Recentred(Way):
 
     Attributes:
         axis: of the result, or None if its operands leave it without a mean.
-        operands: for operands that are not read as they are, the axis to centre along, or None for zero.
+        operands: for operands that are not read as they are, the axis to centre along, or None where they are constant.
+        constant: the axis along which those are constant.
         way: how the result is computed, if not as the program says.
     """
 
-    def __init__(self, value: Value, axis: int | None, operands: Mapping[int, int | None], way: Any = None) -> None:
-        self.value, self.axis, self.operands, self.way = value, axis, operands, way
+    def __init__(
+        self,
+        value: Value,
+        axis: int | None,
+        operands: Mapping[int, int | None],
+        way: Any = None,
+        constant: int | None = None,
+    ) -> None:
+        self.value, self.axis, self.operands, self.way, self.constant = value, axis, operands, way, constant
         self.size = 0 if way is None else way.size
+        inputs = [] if value.origin is None else value.origin.inputs
+        self.zero = {index for index, own in operands.items() if own is None and _is_finite(inputs[index].constant)}
 
     def values(self) -> set[Value]:
         if self.way is not None:
@@ -114,8 +134,22 @@ class Recentred(Way):
         arguments = [read(value) for value in origin.inputs]
         for index, axis in self.operands.items():
             array = jnp.asarray(arguments[index])
-            arguments[index] = jnp.zeros_like(array) if axis is None else less_mean(array, axis)
+            if axis is not None:
+                arguments[index] = less_mean(array, axis)
+            elif index in self.zero:
+                arguments[index] = jnp.zeros_like(array)
+            else:
+                arguments[index] = nothing(array, self.constant)
         return arguments
+
+
+def _is_finite(constant: Any) -> bool:
+    """Whether it is a constant of the program, and finite, as far as that is known before anything runs."""
+    if constant is None or isinstance(constant, Tracer):
+        return False
+    array = np.asarray(constant)
+    first = array if any(array.strides) else array[(0,) * array.ndim]  # one number, repeated
+    return bool(np.isfinite(first.astype(np.float64)).all())
 
 
 class Uncentred(Way):

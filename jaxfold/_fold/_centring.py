@@ -116,7 +116,7 @@ class Centring:
         if node.how == "run":
             return Recentred(value, node.axis, {}, emitted)
         if node.how == "through" and node.run:
-            return Recentred(value, None, node.run)
+            return Recentred(value, None, node.run, constant=node.axis)
         return None
 
     def _build(self) -> None:

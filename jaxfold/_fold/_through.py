@@ -6,7 +6,7 @@ one axis of the result, what that asks of each operand:
 
     an axis     P along that axis of the operand
     KEEP        nothing: it stays as it is
-    ZERO        it is constant along the axis, and added: P makes it zero
+    ZERO        it is constant along the same axis, and added: P makes it zero, or NaN where it is not finite
 
 and None where the operation is not of this kind. A kernel with an axis that goes on into the result is an operand like
 any other, which is how the mean gets from the output of a Dense layer into the columns of its kernel.
