@@ -25,5 +25,6 @@ from jaxfold._fold._affine import Square as Square
 from jaxfold._fold._affine import Sum as Sum
 from jaxfold._fold._affine import View as View
 from jaxfold._fold._known import Known as Known
+from jaxfold._fold._numbers import Number as Number
 from jaxfold._fold._registry import Operands as Operands
 from jaxfold._fold._registry import rule as rule

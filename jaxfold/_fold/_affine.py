@@ -27,7 +27,7 @@ from typing import Any
 
 from jaxfold._fold import _known as known
 from jaxfold._fold._known import Known
-from jaxfold._fold._numbers import Number
+from jaxfold._fold._numbers import Number, exactly
 from jaxfold._fold._program import Value
 
 Axes = tuple[int | None, ...]
@@ -153,6 +153,9 @@ class Sum:
     factor: Number
     axes: Axes
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factor", exactly(self.factor))
+
 
 @dataclasses.dataclass(eq=False)
 class Square:
@@ -182,6 +185,9 @@ class Quadratic:
     offset: float
     shape: tuple[int, ...]
     axes: Axes
+
+    def __post_init__(self) -> None:
+        self.squares, self.sums = exactly(self.squares), exactly(self.sums)
 
     @property
     def width(self) -> int:

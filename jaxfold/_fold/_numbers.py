@@ -21,7 +21,12 @@ TWICE = 2.0**-12
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """A real number of which the program has a rounded one: its value there, and the bounds of what it stands for."""
+    """A real number of which the program has a rounded one.
+
+    Attributes:
+        value: what the program has.
+        low, high: the bounds of what it stands for.
+    """
 
     value: float
     low: float
@@ -31,20 +36,23 @@ class Number:
         return self.value
 
     def may_be(self, number: float) -> bool:
+        """Return whether ``number`` lies within the bounds."""
         return self.low <= number <= self.high
 
     def times(self, other: Number | float) -> Number:
+        """Return the product with ``other``, a plain float standing for itself."""
         other = exactly(other)
         ends = [a * b for a in (self.low, self.high) for b in (other.low, other.high)]
         return _between(self.value * other.value, ends)
 
     def inverse(self) -> Number:
-        """One over it; anything at all if it may be zero."""
+        """Return one over the number, without bounds if the number may be zero."""
         if self.low <= 0 <= self.high:
             return Number(1 / self.value if self.value else math.inf, -math.inf, math.inf)
         return _between(1 / self.value, [1 / self.low, 1 / self.high])
 
     def plus(self, other: Number, sign: float = 1.0) -> Number:
+        """Return the sum with ``sign`` times ``other``."""
         ends = [a + sign * b for a in (self.low, self.high) for b in (other.low, other.high)]
         return _between(self.value + sign * other.value, ends)
 

@@ -31,7 +31,7 @@ from jaxfold._fold._program import Equation, Program, Value
 MOVES = {
     *("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "slice", "concatenate", "copy", "select_n"),
     *("dynamic_slice", "dynamic_update_slice", "gather", "split", "rev", "pad", "neg", "max", "sharding_constraint"),
-    "reduce_precision",
+    *("reduce_precision", "name"),
 }
 # Those whose result is affine in an operand, and has its dtype.
 ENTRIES = {"add", "sub", "add_any", "mul", "div"}
