@@ -298,7 +298,13 @@ def test_errors_of_the_system_and_interrupts(
     checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    for error, status in ((OSError(28, "No space left on device"), 2), (KeyboardInterrupt(), 130)):
+    errors_and_statuses = (
+        (OSError(28, "No space left on device"), 2),
+        (KeyboardInterrupt(), 130),
+        (TypeError("nobody thought of"), 2),
+        (MemoryError(), 2),
+    )
+    for error, status in errors_and_statuses:
 
         def fail(*arguments: Any, error: BaseException = error) -> None:
             assert signal.getsignal(signal.SIGTERM) != before
@@ -311,6 +317,8 @@ def test_errors_of_the_system_and_interrupts(
     errors = capsys.readouterr().err
     assert "No space left" in errors
     assert "interrupted; nothing was written" in errors
+    assert "jaxfold: error: TypeError: nobody thought of\n" in errors
+    assert "jaxfold: error: MemoryError" in errors
     assert signal.getsignal(signal.SIGTERM) == before
 
 

@@ -2,8 +2,8 @@
 
 Exit status: 0 if all is done; 1 if the result was written but not everything went as asked (a block was left alone, a
 pattern matched nothing, the report could not be printed or saved), or a check of the demo failed; 2 if nothing was
-written, because of bad usage, a file that is damaged or cannot be read, or as no block could be contracted; 130 and 143
-after SIGINT and SIGTERM.
+written, because of bad usage, a file that is damaged or cannot be read, or as no block could be contracted; 129, 130
+and 143 after SIGHUP, SIGINT and SIGTERM.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ def _guarded(parsed: argparse.Namespace) -> int:
             return _run(parsed)
     except (JaxfoldError, OSError) as error:
         print(f"jaxfold: error: {error}{_what_was_written(parsed)}", file=sys.stderr)
+        return 1 if parsed.written else 2
+    except Exception as error:  # Python's own exit status, 1, would say that the result was written
+        text = (str(error).splitlines() or ["unexpected"])[0]
+        print(f"jaxfold: error: {type(error).__name__}: {text}{_what_was_written(parsed)}", file=sys.stderr)
         return 1 if parsed.written else 2
     except KeyboardInterrupt:
         print(f"jaxfold: interrupted{_what_was_written(parsed) or '; nothing was written'}", file=sys.stderr)

@@ -12,7 +12,7 @@ from jaxfold._cli._block_option import parse_block
 from jaxfold._errors import OptionError
 from jaxfold._files._contract_checkpoint import contract_checkpoint
 from jaxfold._files._formats import format_of
-from jaxfold._files._output import replacing
+from jaxfold._files._output import check_kind, replacing
 from jaxfold._tree._fold_report import FoldReport, FoldRow
 
 
@@ -67,6 +67,7 @@ def _check_report(options: argparse.Namespace) -> None:
         if same or place in report.parents:
             got = f"{options.report}, which is {what}" if same else f"{options.report}, which lies in {what}"
             raise OptionError("--report", got, "a path beside the checkpoints", "")
+    check_kind("--report", report)
     if report.is_dir():
         raise OptionError("--report", f"{options.report}, a directory", "the path of a file", "")
     if report.exists() and not options.overwrite:

@@ -17,7 +17,7 @@ BLOCK_HELP = (
 STATUS = (
     "exit status: 0 if all is done; 1 if the result was written, but a block was left alone, a pattern matched "
     "nothing, or the report could not be printed or saved; 2 if nothing was written: bad usage, a file that is damaged "
-    "or cannot be read, or no block that could be contracted; 130 after SIGINT, 143 after SIGTERM."
+    "or cannot be read, or no block that could be contracted; 129 after SIGHUP, 130 after SIGINT, 143 after SIGTERM."
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,8 @@ def read_checkpoint(path: pathlib.Path) -> Checkpoint:
     """
     if not path.exists():
         raise OptionError("checkpoint", f"{path}, which is not there", f"a checkpoint: {ACCEPTED}", "")
+    if not (path.is_file() or path.is_dir()):
+        raise OptionError("checkpoint", f"{path}, which is neither a file nor a directory", ACCEPTED, "")
     return READERS[format_of(path)](path)
 
 
@@ -104,6 +106,8 @@ def write_checkpoint(tree: Any, target: pathlib.Path, source: Checkpoint, format
     """
     if source.format != format:
         _require_portable(tree, format)
+        if format == "orbax":
+            _require_like_keys(tree)
     with replacing(target, overwrite=overwrite) as beside, progress(f"writing {target.name}", nbytes(tree)) as advance:
         if source.format == "orbax" != format:
             tree = resident(tree, source)
@@ -127,3 +131,20 @@ def _require_portable(tree: Any, format: str) -> None:
             hint = "Save it as an array of numbers first"
             hint += ": bfloat16 as msgpack or safetensors." if dtype == np.dtype("V2") else ", or remove it."
             raise DtypeError(name, f"dtype {dtype}", f"an array of numbers: {format} would not restore this one", hint)
+
+
+def _require_like_keys(node: Any, path: tuple[str, ...] = ()) -> None:
+    """Check that the keys of each mapping have one type, because JAX sorts the keys before Orbax writes them.
+
+    Raises:
+        StructureError: if a mapping has keys of several types.
+    """
+    if not isinstance(node, (Mapping, list, tuple)):
+        return
+    if isinstance(node, Mapping) and len({type(key) for key in node}) > 1:
+        name = "/".join(path) or "the root"
+        raise StructureError(
+            name, "keys of several types", "keys of one type in each mapping", "Write msgpack instead."
+        )
+    for key, value in node.items() if isinstance(node, Mapping) else enumerate(node):
+        _require_like_keys(value, (*path, str(key)))

@@ -36,14 +36,19 @@ def check_output(out: pathlib.Path, source: pathlib.Path, *, overwrite: bool) ->
         if not overwrite:
             got = f"{out}, which is {'the checkpoint that is read' if target == origin else 'there already'}"
             raise OptionError("out", got, "a path that is free", "Choose another, or pass --overwrite.")
-        if not target.is_dir() and not target.is_file():  # a pipe, a socket or a device: others read and write it
-            got = f"{out}, which is neither a file nor a directory"
-            raise OptionError("out", got, "a file or an Orbax directory to overwrite", "Choose another path.")
+        check_kind("out", out)
         if target.is_dir() and not (target / IS_CHECKPOINT).exists():
             raise OptionError(
                 "out", f"{out}, a directory", "a file or an Orbax directory to overwrite", "Remove it first."
             )
     return target
+
+
+def check_kind(argument: str, path: pathlib.Path) -> None:
+    """Raise an error if ``path`` is a pipe, a socket or a device, because others read and write it."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        got = f"{path}, which is neither a file nor a directory"
+        raise OptionError(argument, got, "a file or an Orbax directory to overwrite", "Choose another path.")
 
 
 @contextlib.contextmanager
@@ -55,20 +60,29 @@ def replacing(target: pathlib.Path, *, overwrite: bool) -> Iterator[pathlib.Path
     """
     token = secrets.token_hex(4)
     workshop = target.with_name(f".{target.name}.{token}.tmp")  # a directory, for Orbax makes temporary ones of its own
-    workshop.mkdir()
+    workshop.mkdir(mode=0o700)  # because what is replaced may be readable by its owner alone
     try:
         beside = workshop / target.name
         yield beside
         if target.exists() and not overwrite:
             raise OptionError("out", f"{target}, which is there by now", "a path that is free", "")
         if target.exists():
-            beside.chmod(stat.S_IMODE(target.stat().st_mode))  # who may read it stays who may read it
+            check_kind("out", target)
+            _keep_mode(target, beside)
         if beside.is_dir() or target.is_dir():
             _swap(beside, target, target.with_name(f".{target.name}.{token}.old"))
         else:
             beside.replace(target)
     finally:
         _remove(workshop)
+
+
+def _keep_mode(old: pathlib.Path, new: pathlib.Path) -> None:
+    """Give ``new`` the permissions of ``old``. Those who could read a file may enter the directory in its place."""
+    mode = stat.S_IMODE(old.stat().st_mode)
+    if new.is_dir() != old.is_dir():
+        mode = mode | (mode & 0o444) >> 2 if new.is_dir() else mode & 0o666
+    new.chmod(mode)
 
 
 def _swap(new: pathlib.Path, target: pathlib.Path, away: pathlib.Path) -> None:

@@ -51,17 +51,21 @@ def test_an_interruption_leaves_nothing(folder: pathlib.Path, error: Any, monkey
     assert everything(folder) == before
 
 
-SLOW = """
-import sys
+SIGNALLED = """
+import pathlib, signal, sys
 from jaxfold._cli import main
-from jaxfold._files import _formats
-write = _formats.WRITERS[sys.argv[1]]
-def slow(*arguments):
+from jaxfold._files import _formats, _output
+format, source, out, number = *sys.argv[1:4], int(sys.argv[4])
+write, remove = _formats.WRITERS[format], _output._remove
+def signalled(*arguments):
     write(*arguments)
-    print("written", flush=True)
-    sys.stdin.read()  # until the signal; communicate closes it, so that a signal that is lost ends in status 0
-_formats.WRITERS[sys.argv[1]] = slow
-sys.exit(main(["contract", sys.argv[2], "--out", sys.argv[3], "--rows", "0", "--block",
+    print(len(list(pathlib.Path(source).parent.iterdir())), flush=True)
+    signal.raise_signal(number)  # Python runs the handler before this call returns, so that nothing depends on time
+def signalled_again(folder):
+    signal.raise_signal(number)
+    remove(folder)
+_formats.WRITERS[format], _output._remove = signalled, signalled_again
+sys.exit(main(["contract", source, "--out", out, "--rows", "0", "--block",
                "producer=net/up,norm=net/norm,consumer=net/down,epsilon=1e-3"]))
 """
 
@@ -70,20 +74,16 @@ sys.exit(main(["contract", sys.argv[2], "--out", sys.argv[3], "--rows", "0", "--
     ("format", "number"),
     [(f, number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for f in ("npz", "orbax")][:-1],
 )
-def test_a_signal_leaves_nothing(format: str, number: signal.Signals, tmp_path: pathlib.Path) -> None:
+def test_signals_leave_nothing(format: str, number: signal.Signals, tmp_path: pathlib.Path) -> None:
+    """Neither the first one, nor a second one while what is half-written is removed."""
     path = path_of(tmp_path, format)
     save(path, {"net": make_block()}, format)
     before = everything(tmp_path)
-    command = [sys.executable, "-c", SLOW, format, str(path), str(path_of(tmp_path, format, "out"))]
-    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, **pipes, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "written\n"
-        assert everything(tmp_path) != before
-        process.send_signal(number)
-        _, errors = process.communicate()
-    assert process.returncode == 128 + number
-    assert "Traceback" not in errors
+    arguments = [format, str(path), str(path_of(tmp_path, format, "out")), str(int(number))]
+    done = subprocess.run([sys.executable, "-c", SIGNALLED, *arguments], capture_output=True, text=True, check=False)
+    assert done.stdout == "2\n"  # the source, and what was under way
+    assert done.returncode == 128 + number
+    assert "Traceback" not in done.stderr
     assert everything(tmp_path) == before
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 

@@ -8,6 +8,7 @@ import signal
 import stat
 from typing import Any
 
+import flax.serialization
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -87,3 +88,34 @@ def test_a_second_signal_does_not_interrupt_the_removal(first: Any) -> None:
             removed = True
     assert removed
     assert {each: signal.getsignal(each) for each in before} == before
+
+
+def test_a_pipe_is_not_read(tmp_path: pathlib.Path) -> None:
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(jaxfold.OptionError, match=r"checkpoint: got .*neither a file nor a directory"):
+        contract_checkpoint(tmp_path / "pipe.npz", [BLOCK], tmp_path / "out.npz", rows=0)
+
+
+@pytest.mark.parametrize(("source", "target"), [("orbax", "orbax"), ("npz", "orbax"), ("orbax", "npz")])
+def test_who_may_read_a_directory(source: str, target: str, tmp_path: pathlib.Path) -> None:
+    """Also where a directory takes the place of a file, and the other way round."""
+    path, out = path_of(tmp_path, source), tmp_path / "out.orbax"
+    save(path, {"net": make_block()}, source)
+    if target == "orbax":
+        save(out, {"old": np.ones(1)}, "orbax")
+    else:
+        out.write_text("old")
+    out.chmod(0o700 if out.is_dir() else 0o640)
+    contract_checkpoint(path, [BLOCK], out, rows=0, overwrite=True)
+    assert set(load(out, "orbax")) == set(NEW)
+    assert stat.S_IMODE(out.stat().st_mode) == (0o700 if target == "orbax" else 0o750)
+
+
+def test_keys_of_several_types_are_refused_before_orbax_sorts_them(tmp_path: pathlib.Path) -> None:
+    source = path_of(tmp_path, "msgpack")
+    tree = {"net": make_block(), "other": [{1: np.ones(1), "1": np.ones(2)}]}
+    source.write_bytes(flax.serialization.msgpack_serialize(tree, in_place=True))  # in a copy, JAX sorts the keys
+    with pytest.raises(jaxfold.StructureError, match="other/0: got keys of several types"):
+        contract_checkpoint(source, [BLOCK], path_of(tmp_path, "orbax", "out"), rows=0)
+    assert [entry.name for entry in tmp_path.iterdir()] == [source.name]
+    contract_checkpoint(source, [BLOCK], path_of(tmp_path, "msgpack", "out"), rows=0)
