@@ -369,3 +369,9 @@ def test_integer_coefficients_and_masked_leaves() -> None:
         jaxfold.contract(CASE.producer, keys, CASE.consumer, epsilon=1e-3)
     with pytest.raises(jaxfold.ShapeError, match=r"producer\['kernel'\]: got shape \(4, -16\).*no empty axis"):
         jaxfold.plan({"kernel": (4, -16)}, None, {"kernel": (-16, 3)})
+
+
+@pytest.mark.parametrize("kernel", [(4, 16.0), ("4", 16), (4, None)])
+def test_a_tuple_of_anything_but_integers_is_no_shape(kernel: Any) -> None:
+    with pytest.raises(jaxfold.DtypeError, match=r"producer\['kernel'\]: got a tuple; expected an array"):
+        jaxfold.plan({"kernel": kernel}, None, {"kernel": (16, 3)})
