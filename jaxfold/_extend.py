@@ -13,6 +13,7 @@ import jax
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
 __all__ = ["ClosedJaxpr", "Jaxpr", "Literal", "Primitive", "ad", "batching", "bind", "enable_x64", "line_of", "mlir"]
 
@@ -24,6 +25,24 @@ def enable_x64() -> Any:
     from jax.experimental import enable_x64  # pyright: ignore[reportAttributeAccessIssue]  # before JAX 0.8
 
     return enable_x64()
+
+
+def explicit_spec(array: Any) -> tuple[Any, ...]:
+    """Return for each axis of the array the explicit mesh axes that are part of its type, or None."""
+    spec = getattr(getattr(getattr(array, "aval", None), "sharding", None), "spec", None)
+    return (None,) * array.ndim if spec is None else tuple(spec) + (None,) * (array.ndim - len(spec))
+
+
+def with_spec(array: Any, like: Any, spec: Sequence[Any]) -> Any:
+    """Return the array with its axes on these explicit axes of the mesh of ``like``; a linear map to derivatives."""
+    if explicit_spec(array) == tuple(spec):
+        return array
+    if hasattr(jax.sharding, "reshard"):
+        reshard = jax.sharding.reshard
+    else:
+        from jax.experimental.shard import reshard  # pyright: ignore[reportMissingImports]  # before JAX 0.7
+
+    return reshard(array, NamedSharding(like.aval.sharding.mesh, PartitionSpec(*spec)))
 
 
 def bind(equation: Any, arguments: Sequence[Any]) -> list[Any]:

@@ -25,6 +25,7 @@ from jaxfold._block._check import check_contraction, require_contraction
 from jaxfold._block._contraction import Contraction
 from jaxfold._block._leaves import require_floating
 from jaxfold._errors import OptionError, ShapeError
+from jaxfold._extend import explicit_spec, with_spec
 
 
 def apply(contraction: Contraction, x: ArrayLike, *, precision: lax.PrecisionLike = None) -> Any:
@@ -89,6 +90,8 @@ def _apply(contraction: Contraction, x: Any, precision: lax.PrecisionLike) -> An
             "The block computes in that dtype: give it float64 inputs with jax_enable_x64 on.",
         )
     contraction, x = jax.tree.map(lambda leaf: jnp.asarray(leaf, compute), (contraction, x))
+    # Explicit mesh axes: the d features are few, and the constant joins them, so every device takes all of them.
+    x = with_spec(x, x, (*explicit_spec(x)[:-1], None))
     evaluate = _standard if contraction.form == "standard" else _direct
     outputs = jax.tree.map(lambda y: y.astype(dtype), evaluate(contraction, x, precision))
     return outputs.get(None, outputs)

@@ -25,6 +25,7 @@ from jaxfold._block._contraction import Contraction
 from jaxfold._block._leaves import read_dtype
 from jaxfold._block._shape import Form, NormType, choose, flag
 from jaxfold._errors import OptionError
+from jaxfold._extend import explicit_spec, with_spec
 
 
 def contract_traced(
@@ -92,7 +93,9 @@ def contract_traced(
 
     layers = (block.layers.producer, block.layers.norm, block.layers.consumers)
     everything = compute_dtype(promote(*jax.tree.leaves(layers)))
-    layers = jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(everything), layers)
+    sources = jax.tree.map(jnp.asarray, layers)
+    # The wide axis is summed over, and parameters are small beside a batch: every device computes all coefficients.
+    layers = jax.tree.map(lambda leaf: with_spec(leaf, leaf, (None,) * leaf.ndim).astype(everything), sources)
 
     def member(layers: Any) -> Any:
         return _coefficients(block, layers, form)
@@ -101,7 +104,19 @@ def contract_traced(
     params = jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaf.astype(jax.dtypes.canonicalize_dtype(storage or own_dtype(block, path))), params
     )
+    for name, group in sources[2].items():
+        tree = params["consumer"] if name is None else params["consumers"][name]
+        tree["kernel"] = _placed_as(group["kernel"], tree["kernel"], stacked)
     return Contraction(params, block.shape.width, block.epsilon, block.norm_type, form)
+
+
+def _placed_as(source: jax.Array, kernel: jax.Array, stacked: bool) -> jax.Array:
+    """The contracted kernel with its output axes on the explicit mesh axes that the source has there.
+
+    Not with the wide axis, in whose place are the rows of D, nor with that of a stack, by which the leaves differ.
+    """
+    lead = 2 if stacked else 1
+    return with_spec(kernel, source, (None,) * lead + explicit_spec(source)[lead:])
 
 
 def _coefficients(block: Block, layers: Any, form: Form) -> dict[str, Any]:

@@ -166,3 +166,82 @@ def test_training_step_over_a_sharded_batch(mesh: Any) -> None:
         size = float(jnp.abs(theirs).max())
         # Sums over 32 rows and 64 features, each to 2⁻²⁴, and the conditioning of the block.
         assert float(jnp.abs(ours - theirs).max()) < 2e-5 * size
+
+
+# The axes of a mesh are explicit by default in new versions of JAX: where they lie is part of an array's type.
+REPLICATED: dict[str, dict[str, P]] = jax.tree.map(lambda leaf: P(), TREE)
+BY_ROWS = {**REPLICATED, "up": {"kernel": P("data"), "bias": P()}, "down": {"kernel": P("data"), "bias": P()}}
+BY_WIDTH = {
+    **SPECS,
+    "up": {"kernel": P(None, "model"), "bias": P("model")},
+    "down": {"kernel": P("model"), "bias": P()},
+}
+BY_OUTPUTS = {**REPLICATED, "down": {"kernel": P(None, "model"), "bias": P("model")}}
+
+
+@pytest.fixture
+def explicit() -> Any:
+    return jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+
+
+def traced_loss(layers: Any, x: Any) -> Any:
+    return jnp.mean(jaxfold.apply(jaxfold.contract_traced(*layers, epsilon=EPS), x) ** 2)
+
+
+@pytest.mark.parametrize("rows", [P("data"), P(None, "model")], ids=["over rows", "over d"])
+@pytest.mark.parametrize("specs", [BY_ROWS, BY_WIDTH, BY_OUTPUTS], ids=["rows", "width", "outputs"])
+def test_explicit_axes(explicit: Any, specs: Any, rows: Any) -> None:
+    """Values, and gradients as on one device; the outputs lie as the original's would."""
+    tree = put(TREE, explicit, specs)
+    layers = tree["up"], tree["norm"], tree["down"]
+    x = jax.device_put(CASE.x, NamedSharding(explicit, rows))
+    outputs = jax.jit(lambda layers, x: jaxfold.apply(jaxfold.contract_traced(*layers, epsilon=EPS), x))(layers, x)
+    assert right(outputs)
+    assert not right(outputs[:, ::-1])
+    lies = ("data" if rows == P("data") else None, "model" if specs is BY_OUTPUTS else None, None)
+    assert spec_of(outputs) == lies
+    contraction = jaxfold.contract(*layers, epsilon=EPS)
+    offline = jaxfold.apply(contraction, x)
+    assert right(offline)
+    assert spec_of(offline) == lies
+    certificate = jaxfold.verify(jaxfold.Block(*layers, epsilon=EPS), contraction, x)
+    assert certificate.verdict == "equal to rounding"
+    ours = jax.jit(jax.grad(traced_loss, (0, 1)))(layers, x)
+    theirs = jax.grad(traced_loss, (0, 1))(jax.tree.map(np.asarray, layers), CASE.x)
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        # Sums over 32 rows and 64 features in another order, and the conditioning of the block, as above.
+        assert float(np.abs(np.asarray(one) - other).max()) < 2e-5 * float(np.abs(other).max())
+    for one, source in zip(jax.tree.leaves(ours), jax.tree.leaves((layers, x)), strict=True):
+        assert spec_of(one) == spec_of(source)
+
+
+@pytest.mark.parametrize("specs", [BY_ROWS, BY_WIDTH, BY_OUTPUTS], ids=["rows", "width", "outputs"])
+def test_contract_tree_on_explicit_axes(explicit: Any, specs: Any) -> None:
+    set_mesh: Any = getattr(jax, "set_mesh", None) or jax.sharding.use_mesh  # pyright: ignore[reportAttributeAccessIssue]
+    with set_mesh(explicit):
+        new, report = contract_tree(put(TREE, explicit, specs), PATHS, strict=True)
+        assert report.rows[0].certificate is not None
+        assert right(jaxfold.apply(jaxfold.Contraction(new["up"], 64, EPS, "layernorm", "direct"), CASE.x))
+
+
+def test_model_on_explicit_axes(explicit: Any) -> None:
+    """The model itself runs as it is spread out: its rows over devices, under its own mesh."""
+    tree = put(TREE, explicit, BY_OUTPUTS)
+    block = jaxfold.Block(tree["up"], tree["norm"], tree["down"], epsilon=EPS)
+    contraction = jaxfold.contract(tree["up"], tree["norm"], tree["down"], epsilon=EPS)
+    x = jax.device_put(CASE.x, NamedSharding(explicit, P("data")))
+    certificate = jaxfold.verify(block, contraction, x, original_fn=jax.jit(block))
+    assert certificate.verdict == "equal to rounding"
+
+
+def test_stack_on_explicit_axes(explicit: Any) -> None:
+    stacked = jax.tree.map(lambda leaf: np.stack([leaf] * 4), TREE)
+    for spec in (P("data"), P()):
+        tree = put(stacked, explicit, jax.tree.map(lambda leaf, spec=spec: spec, stacked))
+        x = jax.device_put(CASE.x, NamedSharding(explicit, P()))
+
+        def evaluate(tree: Any, x: Any) -> Any:
+            contraction = jaxfold.contract_traced(tree["up"], tree["norm"], tree["down"], epsilon=EPS, stacked=True)
+            return jax.lax.scan(lambda _, block: (None, jaxfold.apply(block, x)), None, contraction)[1]
+
+        assert all(right(output) for output in np.asarray(jax.jit(evaluate)(tree, x)))
