@@ -78,7 +78,8 @@ class Index:
         if head.kind == "extension" and head.extension in (ARRAY, SCALAR):
             return self._array(name, start, self._file.tell() + head.length)
         self._skip(head.length)
-        return StoredValue(self._restore(start), Encoded(self._span(start)))
+        content = self._restore(start)
+        return None if content is None else StoredValue(content, Encoded(self._span(start)))  # None is no leaf
 
     def _map(self, name: str, start: int, length: int, depth: int) -> Any:
         tree: dict[Any, Any] = {}

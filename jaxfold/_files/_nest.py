@@ -72,4 +72,5 @@ def _flatten(node: Any, path: tuple[str, ...], separator: str, flat: dict[str, A
 def in_order(flat: Mapping[str, Any], before: Iterable[str]) -> dict[str, Any]:
     """The same leaves, those that were there ``before`` first and in the order that they had."""
     kept = [name for name in before if name in flat]
-    return {name: flat[name] for name in [*kept, *(name for name in flat if name not in set(kept))]}
+    known = set(kept)
+    return {name: flat[name] for name in [*kept, *(name for name in flat if name not in known)]}

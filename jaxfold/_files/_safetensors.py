@@ -56,13 +56,14 @@ def read_safetensors(path: pathlib.Path) -> Checkpoint:
         raise truncated(path, 8 + length)
     try:
         header = json.loads(Span(path, 8, length).read().decode())
+        json.dumps(header, ensure_ascii=False).encode()  # half a surrogate pair is no character, and cannot be written
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
         raise _malformed(path, "a header that is no JSON object")
     metadata = header.pop(METADATA, None)
     tensors = {name: _tensor(path, name, entry, 8 + length) for name, entry in header.items()}
-    flat = dict(sorted(tensors.items(), key=lambda item: item[1].origin.span.offset))
+    flat = dict(sorted(tensors.items(), key=lambda item: _place(item[1])))
     end = 8 + length
     for name, leaf in flat.items():
         if leaf.origin.span.offset != end:
@@ -74,6 +75,11 @@ def read_safetensors(path: pathlib.Path) -> Checkpoint:
         raise _malformed(path, f"{size - end:,} bytes after the last tensor")
     separator = separator_of(flat)
     return Checkpoint(path, "safetensors", nest(flat, separator), separator, tuple(flat), metadata)
+
+
+def _place(leaf: StoredLeaf) -> tuple[int, int]:
+    """Return the place of a tensor among the others. A tensor without bytes comes before the one at its offset."""
+    return leaf.origin.span.offset, leaf.origin.span.length
 
 
 def _tensor(path: pathlib.Path, name: str, entry: Any, start: int) -> StoredLeaf:

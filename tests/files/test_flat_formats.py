@@ -230,3 +230,31 @@ def test_headers_that_are_none(data: bytes, tmp_path: pathlib.Path) -> None:
     path.write_bytes(data)
     with pytest.raises(jaxfold.StructureError, match="a header"):
         read_checkpoint(path)
+
+
+def test_a_tensor_without_bytes_may_be_named_anywhere(tmp_path: pathlib.Path) -> None:
+    """Two tensors begin at one offset if one of them is empty; the header names them in any order."""
+    path = tmp_path / "a.safetensors"
+    save(path, {**make_block_tree(), "empty": np.zeros((0, 3), np.float32)}, "safetensors")
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    entry = header.pop("empty")
+    for offset in sorted({begin for tensor in header.values() for begin in tensor["data_offsets"]}):
+        entry["data_offsets"] = [offset, offset]
+        text = json.dumps({**header, "empty": entry}).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+        assert read_checkpoint(path).tree["empty"].shape == (0, 3)
+    assert load(contracted(path, overwrite=True), "safetensors")["empty"].shape == (0, 3)
+
+
+def make_block_tree() -> dict[str, Any]:
+    return {"net": make_block()}
+
+
+def test_half_a_surrogate_pair_in_a_name(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.safetensors"
+    text = json.dumps({"a\ud800": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
+    with pytest.raises(jaxfold.StructureError, match="a header that is no JSON object"):
+        read_checkpoint(path)

@@ -132,3 +132,18 @@ def test_arrays_that_do_not_fit(entry: Any, message: str, tmp_path: pathlib.Path
     path.write_bytes(pack({"a": msgpack.ExtType(1, pack(entry))}))
     with pytest.raises(jaxfold.StructureError, match=message):
         read_checkpoint(path)
+
+
+def test_a_bias_that_is_nil_is_absent(tmp_path: pathlib.Path) -> None:
+    """As it is in a tree in memory, with the same leaves in the end."""
+    block, out = make_block(), tmp_path / "b.msgpack"
+    block["up"]["bias"] = None  # type: ignore[assignment]
+    path = write(tmp_path / "a.msgpack", {"net": block, "other": None})
+    assert contract_checkpoint(path, [BLOCK], out, rows=0).contracted
+    del block["up"]["bias"]
+    expected = jaxfold.contract(block["up"], block["norm"], block["down"], epsilon=EPSILON).params
+    restored = flax.serialization.msgpack_restore(out.read_bytes())
+    assert restored["other"] is None
+    found, wanted = flatten(restored["net"]["up"]), flatten(expected)
+    assert list(found) == list(wanted)
+    assert all(identical(found[name], np.asarray(wanted[name])) for name in wanted)
