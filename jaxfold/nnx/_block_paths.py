@@ -49,9 +49,9 @@ def block_paths(
         A list of :class:`jaxfold.BlockPaths`, in the order of the model's attributes.
 
     Raises:
-        StructureError: if a path leads nowhere or matches nothing, a layer is of another class, one of its variables
-            belongs to another module too, something stands between members of one ``nnx.Sequential``, or the block has
-            no place without ``to``.
+        StructureError: if a path leads nowhere or matches nothing, a layer is of another class or inside an
+            ``nnx.LoRA``, ``nnx.WeightNorm`` or ``nnx.SpectralNorm``, one of its variables belongs to another module
+            too, something stands between members of one ``nnx.Sequential``, or the block has no place without ``to``.
         OptionError: naming the path and attribute that cannot be contracted, as in ``layers/0/norm.reduction_axes``.
         ShapeError, DtypeError: if leaves do not fit each other.
 
@@ -93,6 +93,7 @@ def _read(walk: Walk, found: Resolved) -> ReadBlock:
     for role, keys in roles.items():
         if keys not in walk.modules:
             raise StructureError(role, "a container of modules", "a module", "")
+        walk.require_plain_holders(role, keys)
         walk.require_sole_owner(role, keys)
     parents = {keys[:-1] for keys in found.consumers.values()}
     attention = walk.modules.get(next(iter(parents))) if len(parents) == 1 else None

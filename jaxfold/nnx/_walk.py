@@ -11,6 +11,8 @@ from flax import nnx
 from jaxfold._errors import StructureError, kind_of
 from jaxfold._tree._paths import Keys, join
 
+# Modules of Flax that call the modules they hold with their variables as they are stored.
+_HANDS_ON = ("Sequential", "List", "Dict", "MultiHeadAttention", "RNN", "Bidirectional")
 _SHARED = "Contracting it here would change it there: give the block layers of its own first."
 
 
@@ -56,6 +58,19 @@ class Walk:
             return StructureError(argument, got, expected, "")
         return None
 
+    def require_plain_holders(self, argument: str, path: Keys) -> None:
+        """Raise :class:`StructureError` if a module of Flax that computes something of its own holds the layer.
+
+        ``nnx.LoRA`` adds to what the layer returns. ``nnx.WeightNorm`` and ``nnx.SpectralNorm`` replace its kernel.
+        """
+        for end in range(len(path)):
+            holder = self.modules.get(path[:end])
+            if holder is None or not _computes_on_its_own(type(holder)):
+                continue
+            got = f"a layer inside {kind_of(holder)} ({join(path[:end]) or 'the model itself'})"
+            hint = f"{type(holder).__name__} changes what the layer computes: merge its parameters into a plain layer."
+            raise StructureError(argument, got, "a layer that computes with its stored variables alone", hint)
+
     def require_sole_owner(self, argument: str, path: Keys) -> None:
         """Raises :class:`StructureError` if a module or one of its variables is used in several places."""
         module = self.modules[path]
@@ -65,6 +80,13 @@ class Walk:
             if isinstance(leaf, nnx.Variable) and self._owners[id(leaf)] > 1:
                 got = "a variable that the model holds in several places"
                 raise StructureError(f"{argument}.{name}", got, "one of its own", _SHARED)
+
+
+def _computes_on_its_own(kind: type) -> bool:
+    """Return whether a class is, or derives from, a layer of Flax that does more than call what it holds."""
+    hands_on = tuple(getattr(nnx, name) for name in _HANDS_ON if hasattr(nnx, name))
+    layers = [base for base in kind.__mro__ if base.__module__.startswith("flax.nnx.nn.")]
+    return bool(layers) and not issubclass(kind, hands_on)
 
 
 def _child(node: Any, key: Any) -> Any:
