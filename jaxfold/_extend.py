@@ -10,12 +10,30 @@ from pathlib import PurePath
 from typing import Any
 
 import jax
+from jax import core
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-__all__ = ["ClosedJaxpr", "Jaxpr", "Literal", "Primitive", "ad", "batching", "bind", "enable_x64", "line_of", "mlir"]
+__all__ = [
+    "ClosedJaxpr",
+    "Inconclusive",
+    "Jaxpr",
+    "Literal",
+    "Primitive",
+    "ad",
+    "batching",
+    "bind",
+    "enable_x64",
+    "line_of",
+    "mlir",
+]
+
+# Raised where symbolic sizes of jax.export would have to be compared; of jax.core in older versions.
+Inconclusive: type[Exception] = getattr(jax.errors, "InconclusiveDimensionOperation", None) or vars(core).get(
+    "InconclusiveDimensionOperation", NotImplementedError
+)
 
 
 def enable_x64() -> Any:

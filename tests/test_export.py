@@ -163,3 +163,26 @@ def test_symbolic_sizes_of_a_leaf_are_refused(size: int) -> None:
 
     with pytest.raises(jaxfold.ShapeError, match=r"the symbolic shape .*s.*sizes that are numbers"):
         export.export(jax.jit(lambda layers: traced(layers, CASE.x)))(jax.tree.map(shape, CASE.layers))
+
+
+def test_a_folded_function_with_a_symbolic_batch() -> None:
+    def fn(p: Any, x: Any) -> Any:
+        h = x @ p["A"]
+        h = h - h.mean(-1, keepdims=True)
+        return h / jnp.sqrt((h * h).mean(-1, keepdims=True) + EPS) @ p["W"]
+
+    rng = np.random.default_rng(2)
+    params = {
+        "A": jnp.asarray(rng.normal(size=(4, 48)), jnp.float32),
+        "W": jnp.asarray(rng.normal(size=(48, 5)), jnp.float32),
+    }
+    x = jnp.asarray(rng.normal(size=(7, 4)), jnp.float32)
+    folded = jaxfold.fold(fn, params, x)
+    contracted = folded.contract(params)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), contracted)
+    batch = jax.ShapeDtypeStruct(export.symbolic_shape("b, 4"), jnp.float32)
+    with pytest.raises(jaxfold.ShapeError, match=r"jax\.vmap\(folded\.apply, \(None, 0\)\)"):
+        export.export(jax.jit(folded.apply))(shapes, batch)
+    exported = export.export(jax.jit(jax.vmap(folded.apply, (None, 0))))(shapes, batch)
+    # Two float32 evaluations of sums of at most 48 terms.
+    np.testing.assert_allclose(exported.call(contracted, x), fn(params, x), atol=2e-5)

@@ -170,6 +170,8 @@ class Analysis:
         """Return a known result as a leaf, of size 1 along the axes along which it only repeats itself."""
         if len(equation.outputs) > 1:
             return leaf(output)
+        if equation.name in MARKS:
+            return leaf(output, self.extent(equation.inputs[0]))
         return leaf(output, extent_of(equation, [self.extent(value) for value in equation.inputs]))
 
     def extent(self, value: Value) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxfold._extend import ClosedJaxpr, Jaxpr, Literal
-from jaxfold._fold._analysis import Analysis
+from jaxfold._fold._analysis import MARKS, Analysis
 from jaxfold._fold._centred import Recentred, Stored, Way
 from jaxfold._fold._components import Emitted
 from jaxfold._fold._emission import EmittedAffine, EmittedQuadratic
@@ -107,6 +107,8 @@ class Fingerprints:
         equation = value.origin
         if equation is None:
             return "constant", canonical(value.constant)
+        if equation.name in MARKS and len(equation.inputs) == 1:
+            return None
         extents = [self.analysis.extent(operand) for operand in equation.inputs]
         extent = self.analysis.extent(value)
         spell = None if 0 in value.shape else VALUES.get(equation.name)

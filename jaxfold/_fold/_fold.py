@@ -20,6 +20,7 @@ from jaxfold._algebra._storage import require_finite, round_to
 from jaxfold._block._leaves import read_dtype, require_concrete
 from jaxfold._block._shape import flag
 from jaxfold._errors import NotFoldedError, OptionError, ShapeError, StructureError, kind_of
+from jaxfold._extend import Inconclusive
 from jaxfold._fold._run import require_keys
 from jaxfold._fold._trace import Trace, signature_of
 from jaxfold._tree._fold_report import FoldReport, FoldRow
@@ -121,10 +122,22 @@ class Folded:
         require_keys("contracted", contracted, {"params", "blocks"})
         return trace.apply(contracted, inputs)
 
+    def _again(self, inputs: tuple[Any, ...], signature: Any) -> Trace:
+        """Return a trace for other inputs; raises :class:`ShapeError` where symbols would be compared."""
+        try:
+            return self._trace.again(inputs)
+        except Inconclusive as error:
+            raise ShapeError(
+                "inputs",
+                f"{_shown(signature)}, with sizes that are no numbers, and which decide what is computed",
+                "sizes that are numbers",
+                "Export jax.vmap(folded.apply, (None, 0)), of which only the mapped axis has a symbolic size.",
+            ) from error
+
     def _at(self, inputs: tuple[Any, ...]) -> Trace:
         signature = signature_of(inputs)
         if signature not in self._traces:
-            fresh = self._trace.again(inputs)
+            fresh = self._again(inputs, signature)
             same = fresh.runner.fingerprint == self._trace.runner.fingerprint and fresh.names == self._trace.names
             # For a batch of no rows nothing pays, but nothing has to be computed either.
             if not (same or fresh.empty):

@@ -264,6 +264,6 @@ def reduce_precision(operands: Operands) -> Abstract:
     return operands[0] if keeps_all(operands.equation) else None
 
 
-@rule("copy")
+@rule("copy", "pvary", "pcast", "pbroadcast")
 def copy(operands: Operands) -> Abstract:
     return operands[0]

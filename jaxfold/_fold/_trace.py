@@ -20,6 +20,7 @@ from jaxfold._fold._program import Program
 from jaxfold._fold._run import Runner, require_keys
 from jaxfold._tree._fold_report import FoldRow, shown
 
+OPTIONS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion", "jax_default_prng_impl")
 MOST_NAMED = 3  # modules that a row of the report names
 
 
@@ -230,8 +231,27 @@ def _nothing(shape: Any) -> Any:
 
 
 def signature_of(inputs: tuple[Any, ...]) -> Any:
+    """Return what a trace depends on, if params stay the same: structure, shapes and dtypes, and what is around them.
+
+    The jaxpr of a function differs with the mesh and what varies over it, and with options of JAX that are set now.
+    """
     leaves, structure = jax.tree.flatten(inputs)
-    return structure, tuple((jnp.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves)
+    types = tuple((jnp.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves)
+    over = tuple(_placed(leaf) for leaf in leaves)
+    return structure, types, over, tuple(str(getattr(jax.config, name, None)) for name in OPTIONS), _mesh()
+
+
+def _placed(leaf: Any) -> str:
+    """Return how a tracer is spread over the axes of a mesh; arrays and shapes have no part in that."""
+    aval = getattr(leaf, "aval", None)
+    varies, sharding = getattr(aval, "vma", None), getattr(aval, "sharding", None)
+    return f"{sorted(map(str, varies or ()))} {getattr(sharding, 'spec', None)}"
+
+
+def _mesh() -> str:
+    """Return the mesh that is set, or that a shard_map is inside of."""
+    current = getattr(jax.sharding, "get_abstract_mesh", None)
+    return "" if current is None else str(current())
 
 
 def _nbytes(shape: Any) -> int:

@@ -245,3 +245,51 @@ def test_stack_on_explicit_axes(explicit: Any) -> None:
             return jax.lax.scan(lambda _, block: (None, jaxfold.apply(block, x)), None, contraction)[1]
 
         assert all(right(output) for output in np.asarray(jax.jit(evaluate)(tree, x)))
+
+
+def folded_norm(p: Any, x: Any) -> Any:
+    h = x @ p["A"]
+    h = h - h.mean(-1, keepdims=True)
+    return h / jnp.sqrt((h * h).mean(-1, keepdims=True) + EPS) @ p["W"]
+
+
+RNG = np.random.default_rng(5)
+FOLDED = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in {"A": (4, 48), "W": (48, 5)}.items()}
+ROWS = RNG.normal(size=(16, 4)).astype(np.float32)
+# Two float32 evaluations of outputs up to 20, of sums of 48 terms.
+TWICE = 2e-5
+
+
+def test_fold_of_a_shard_map_whose_body_has_constants(mesh: Any) -> None:
+    def body(h: Any) -> Any:
+        return h * 2 + jax.lax.axis_index("data").astype(h.dtype) + jnp.arange(3.0).sum()
+
+    def fn(p: Any, x: Any) -> Any:
+        return jax.shard_map(body, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(folded_norm(p, x))
+
+    folded = jaxfold.fold(fn, FOLDED, ROWS)
+    assert [row.decision for row in folded.report.rows] == ["contracted"]
+    np.testing.assert_allclose(folded.apply(folded.contract(FOLDED), ROWS), fn(FOLDED, ROWS), atol=TWICE)
+
+
+def test_a_function_folded_at_the_global_shape_runs_inside_shard_map_and_outside(mesh: Any) -> None:
+    folded = jaxfold.fold(folded_norm, FOLDED, ROWS)
+    contracted = folded.contract(FOLDED)
+    inside = jax.shard_map(folded.apply, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
+    truth = folded_norm(FOLDED, ROWS)
+    np.testing.assert_allclose(inside(contracted, ROWS), truth, atol=TWICE)
+    # The same shape outside: a trace of its own.
+    np.testing.assert_allclose(folded.apply(contracted, ROWS[:4]), truth[:4], atol=TWICE)
+
+
+def test_gradients_of_a_mean_over_devices(mesh: Any) -> None:
+    folded = jaxfold.fold(folded_norm, FOLDED, ROWS)
+
+    def gradient(function: Any) -> Any:
+        loss = lambda p, x: jax.lax.pmean(jnp.mean(function(p, x) ** 2), "data")  # noqa: E731
+        over = jax.shard_map(loss, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+        return jax.grad(over)(jax.tree.map(jnp.asarray, FOLDED), ROWS)
+
+    ours = gradient(lambda p, x: folded.apply(folded.contract_traced(p), x))
+    for own, theirs in zip(jax.tree.leaves(ours), jax.tree.leaves(gradient(folded_norm)), strict=True):
+        np.testing.assert_allclose(own, theirs, atol=TWICE)
