@@ -139,9 +139,12 @@ class Index:
 
     def _dtype(self, name: str, spelled: Any) -> np.dtype:
         try:
-            return np.dtype(spelled.decode() if isinstance(spelled, bytes) else spelled)
-        except TypeError:
+            dtype = np.dtype(spelled.decode() if isinstance(spelled, bytes) else spelled)
+        except (TypeError, ValueError, SyntaxError):  # by the kind of mistake in the name
+            dtype = None
+        if dtype is None or spelled is None or dtype.hasobject or dtype.subdtype:  # NumPy takes None for float64
             self._malformed(f"the dtype {spelled!r} of {name!r}")
+        return dtype
 
     def _head(self) -> Head:
         first = self._number(1)

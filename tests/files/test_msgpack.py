@@ -147,3 +147,11 @@ def test_a_bias_that_is_nil_is_absent(tmp_path: pathlib.Path) -> None:
     found, wanted = flatten(restored["net"]["up"]), flatten(expected)
     assert list(found) == list(wanted)
     assert all(identical(found[name], np.asarray(wanted[name])) for name in wanted)
+
+
+@pytest.mark.parametrize("dtype", ["O", None, "(2,3", "nonsense", b"\xff", "(2,)f4", 3])
+def test_a_dtype_that_is_none(dtype: Any, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.msgpack"
+    path.write_bytes(pack({"a": msgpack.ExtType(1, pack(([1], dtype, bytes(8))))}))
+    with pytest.raises(jaxfold.StructureError, match=r"the dtype .* of 'a'"):
+        read_checkpoint(path)
