@@ -1,6 +1,7 @@
 """Random programs, folded and compared with themselves in float64, by NumPy: nothing is compiled.
 
     python -m benchmarks.programs [--count N] [--first SEED] [--tolerance T] [--kind dense|streams] [--thorough]
+    python -m benchmarks.programs --generator second [--count N] [--first SEED] [--state FILE]
 
 Two kinds: Dense layers and norms in any order, and residual streams. Prints every program whose folded outputs differ
 and what it is made of, the largest difference, and what became of the norms. Thorough, also the derivatives through
@@ -13,7 +14,12 @@ that ends in the difference of two nearly equal arrays has no better answer.
 from __future__ import annotations
 
 import argparse
+import collections
+import copy
 import dataclasses
+import json
+import pathlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
@@ -25,8 +31,9 @@ from jax.core import Tracer
 
 import jaxfold
 from jaxfold._fold._program import Equation
-from tests.fold.numpy_jaxpr import evaluate_equation, run, traced
+from tests.fold.numpy_jaxpr import FELL_BACK, evaluate_equation, run, traced, wide
 from tests.fold.programs import Drawn, draw, draw_stream
+from tests.fold.written import write
 
 TOLERANCE = 1e-9
 # Below this share of what went into it an entry is rounding: 1 ulp of the inputs must not be taken for a result.
@@ -182,6 +189,134 @@ def _differences(result: Sequence[Any], truth: Sequence[Any], moved: Sequence[An
     return errors or [0.0]
 
 
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What became of a written program.
+
+    Attributes:
+        errors: by what was compared; at most 1 where the folded program is right, inf where it crashed.
+        refused: the errors of jaxfold's own by what was refused.
+    """
+
+    seed: int
+    errors: dict[str, float]
+    refused: dict[str, str]
+    decisions: dict[str, int]
+    source: str
+
+    @property
+    def wrong(self) -> dict[str, float]:
+        return {name: error for name, error in self.errors.items() if not error <= 1}
+
+
+def judge(seed: int, *, spoil: float = 0.0) -> Verdict:
+    """Compares one written program with itself folded: where it was traced, elsewhere, and in its derivatives.
+
+    What went wrong stands in the errors by name: "contract" is float64's offline, "traced" that of contract_traced.
+    """
+    written = write(seed)
+    errors: dict[str, float] = {}
+    refused: dict[str, str] = {}
+    spoilt = _spoilt(spoil, np.random.default_rng(seed)) if spoil else lambda contracted: contracted
+
+    def attempt(name: str, truth: Compared | None, ours: Callable[[], list[Any]]) -> None:
+        if truth is None:
+            return
+        try:
+            errors[name] = truth.error(ours())
+        except jaxfold.JaxfoldError as error:
+            refused[name] = f"{type(error).__name__}: {error}"
+        except Exception as error:
+            errors[f"{name}, {type(error).__name__}: {str(error)[:200]}"] = float("inf")
+
+    def original(fn: Callable[..., Any], *arguments: Any) -> Compared | None:
+        try:
+            return Compared(fn, arguments, written.rounding)
+        except (TypeError, ValueError, NotImplementedError):
+            return None  # not a program for these inputs, or without derivatives
+
+    def traced_apply(params: Any, *inputs: Any) -> Any:
+        return folded.apply(spoilt(folded.contract_traced(params)), *inputs)
+
+    fn, params, second = written.fn, written.params, written.second
+    try:
+        folded = jaxfold.fold(fn, params, *written.inputs)
+    except Exception as error:
+        return Verdict(seed, {f"fold, {type(error).__name__}: {error}": float("inf")}, {}, {}, written.source)
+    contracted: dict[str, Any] = {}
+
+    def applied(values: Any, inputs: Any) -> list[Any]:
+        if id(values) not in contracted:
+            contracted[id(values)] = spoilt(contract(folded, values))
+        return run(folded.apply, contracted[id(values)], *inputs)
+
+    at = original(fn, params, *written.inputs)
+    attempt("contract", at, lambda: applied(params, written.inputs))
+    attempt("traced", at, lambda: run(traced_apply, params, *written.inputs))
+    if at is not None:
+        attempt("other parameters", at.elsewhere(second, *written.inputs), lambda: applied(second, written.inputs))
+    for name, inputs in {"other batch": written.other_batch, "other rank": written.other_rank}.items():
+        attempt(name, original(fn, params, *inputs), lambda inputs=inputs: applied(params, inputs))
+    # What comes back through a cast to 8 bits is cast as well: two readers of it have their parts rounded, not the sum.
+    loss = None if "float8" in written.source else original(_loss(fn), params, *written.inputs)
+    attempt("derivatives", loss, lambda: run(_loss(traced_apply), params, *written.inputs))
+    decisions = collections.Counter(row.decision for row in folded.report.rows)
+    return Verdict(seed, errors, refused, dict(decisions), written.source)
+
+
+def _loss(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The derivatives of a smooth function of all outputs, in parameters and input."""
+
+    def loss(params: Any, x: Any) -> Any:
+        return sum(jnp.sum(jnp.sin(leaf + 0.3 * index)) for index, leaf in enumerate(fn(params, x)))
+
+    return jax.grad(loss, (0, 1))
+
+
+class Compared:
+    """The original at some arguments: what is right, and how far from it rounding leads.
+
+    Where the program rounds to fewer digits, which is no part of what it means, what is right is computed without: then
+    the folded program may err by some times as much as the original, or as those digits do in an output.
+    """
+
+    TIMES = 8.0  # the largest of few roundings, against the largest of as few others
+
+    def __init__(self, fn: Callable[..., Any], arguments: tuple[Any, ...], rounding: float) -> None:
+        self.evaluate, self.rounding = traced(fn, *arguments), rounding
+        self._set(arguments)
+
+    def _set(self, arguments: tuple[Any, ...]) -> None:
+        self.truth, self.moved = self.evaluate(*arguments), self.evaluate(*_moved(arguments))
+        if self.rounding:
+            with wide():
+                self.exact = self.evaluate(*arguments)
+                self.shaken = self.evaluate(*_moved(arguments))
+
+    def elsewhere(self, *arguments: Any) -> Compared:
+        """For other values of arguments of the same shapes."""
+        other = copy.copy(self)
+        other._set(arguments)
+        return other
+
+    def error(self, ours: list[Any]) -> float:
+        """At most 1 if it is right; inf if other entries are finite."""
+        if not self.rounding:
+            return max(_differences(ours, self.truth, self.moved)) / TOLERANCE
+        worst = 0.0
+        for one, truth, exact, shaken in zip(ours, self.truth, self.exact, self.shaken, strict=True):
+            if one.shape != truth.shape or (np.isfinite(one) != np.isfinite(truth)).any():
+                return float("inf")
+            finite = np.isfinite(truth) & np.isfinite(exact) & np.isfinite(shaken)
+            if not finite.any():
+                continue
+            one, truth, exact, shaken = (array[finite] for array in (one, truth, exact, shaken))
+            amplified = np.abs(shaken - exact).max() / NOISE
+            allowed = np.abs(truth - exact).max() + self.rounding * max(np.abs(exact).max(), amplified)
+            worst = max(worst, float(np.abs(one - exact).max() / (self.TIMES * allowed + 1e-30)))
+        return worst
+
+
 def _summary(outcomes: list[Outcome]) -> str:
     """What became of the norms, and of the numbers."""
     norms = max(sum(o.norms for o in outcomes), 1)
@@ -199,6 +334,48 @@ def _summary(outcomes: list[Outcome]) -> str:
     )
 
 
+def judged(first: int, count: int, state: pathlib.Path | None) -> list[dict[str, Any]]:
+    """The verdicts on these seeds, of which a file keeps those that are done, one a line; prints what is wrong."""
+    lines = state.read_text().splitlines() if state is not None and state.exists() else []
+    done = {verdict["seed"]: verdict for verdict in map(json.loads, lines)}
+    for seed in range(first, first + count):
+        if seed in done:
+            continue
+        verdict = judge(seed)
+        done[seed] = {
+            "seed": seed,
+            "wrong": {name: repr(error) for name, error in verdict.wrong.items()},
+            "refused": verdict.refused,
+            "compared": len(verdict.errors),
+            "decisions": verdict.decisions,
+        }
+        if verdict.wrong:
+            print(f"{seed}: {verdict.wrong}\n{verdict.source}", flush=True)
+        if state is not None:
+            with state.open("a") as file:
+                file.write(json.dumps(done[seed]) + "\n")
+        if seed % 500 == 499:
+            jax.clear_caches()
+    return [done[seed] for seed in range(first, first + count)]
+
+
+def _told(verdicts: list[dict[str, Any]]) -> str:
+    refused = [(name, reason) for verdict in verdicts for name, reason in verdict["refused"].items()]
+    reasons = collections.Counter(f"{name}: {re.sub(r'[0-9]+', '#', reason)[:150]}" for name, reason in refused)
+    decisions: collections.Counter[str] = collections.Counter()
+    for verdict in verdicts:
+        decisions.update(verdict["decisions"])
+    return "\n".join(
+        [
+            f"{len(verdicts):,} programs, {sum(bool(v['wrong']) for v in verdicts)} wrong; "
+            f"{sum(v['compared'] for v in verdicts):,} comparisons, {len(refused):,} refusals",
+            "norms: " + ", ".join(f"{count:,} {name}" for name, count in decisions.items()),
+            *(f"{count:6,} {reason}" for reason, count in reasons.most_common(20)),
+            f"run in JAX: {dict(FELL_BACK)}",
+        ]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100, help="how many programs of each kind (default: %(default)s)")
@@ -206,8 +383,15 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="(default: %(default)s)")
     parser.add_argument("--kind", choices=KINDS, help="(default: both)")
     parser.add_argument("--thorough", action="store_true", help="derivatives and other shapes as well")
+    parser.add_argument("--generator", choices=["first", "second"], default="first", help="(default: %(default)s)")
+    parser.add_argument(
+        "--state", type=pathlib.Path, metavar="FILE", help="keeps the second's verdicts, to go on later"
+    )
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
+    if options.generator == "second":
+        print(_told(judged(options.first, options.count, options.state)))
+        return
     for kind in [options.kind] if options.kind else KINDS:
         outcomes, wrong, refused, shapes = [], 0, 0, 0
         for seed in range(options.first, options.first + options.count):

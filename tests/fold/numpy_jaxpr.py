@@ -7,10 +7,11 @@ known here runs in JAX, and is counted. A mesh has to be of one device: a collec
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import operator
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -63,6 +64,24 @@ def _jaxpr(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[
     return [read(atom) for atom in jaxpr.outvars]
 
 
+@contextlib.contextmanager
+def wide() -> Iterator[None]:
+    """Within it float64 stands in for float32, float16 and bfloat16."""
+    global _widened
+    before, _widened = _widened, {np.dtype(name) for name in ("float32", "float16", jax.numpy.bfloat16)}
+    try:
+        yield
+    finally:
+        _widened = before
+
+
+_widened: set[Any] = set()
+
+
+def _own(dtype: Any) -> Any:
+    return np.dtype(np.float64) if dtype in _widened else dtype
+
+
 def _extended(aval: Any) -> bool:
     return jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended)
 
@@ -73,7 +92,7 @@ def _plain(array: Any) -> Any:
 
 
 def _as(aval: Any, array: Any) -> Any:
-    return array if _extended(aval) else np.asarray(array).astype(aval.dtype, copy=False)
+    return array if _extended(aval) else np.asarray(array).astype(_own(aval.dtype), copy=False)
 
 
 def _equation(equation: Any, arguments: list[Any]) -> list[Any]:
@@ -104,7 +123,7 @@ def _scan(params: Any, arguments: list[Any]) -> list[Any]:
         carry, outputs[index] = results[:carried], results[carried:]
     avals = params["jaxpr"].out_avals[carried:]
     if not count:
-        return [*carry, *(np.zeros((0, *aval.shape), aval.dtype) for aval in avals)]
+        return [*carry, *(np.zeros((0, *aval.shape), _own(aval.dtype)) for aval in avals)]
     return [*carry, *(np.stack([outputs[i][place] for i in range(count)]) for place in range(len(avals)))]
 
 
@@ -208,7 +227,7 @@ def _select(params: Any, equation: Any, which: Any, *cases: Any) -> Any:
 
 def _convert(params: Any, equation: Any, x: Any) -> Any:
     """As XLA does it: a float beyond the range of an integer becomes the nearest one, NaN 0."""
-    dtype = np.dtype(params["new_dtype"])
+    dtype = _own(np.dtype(params["new_dtype"]))
     if dtype.kind == "b":
         return x != 0
     if _is_float(x) and not jax.numpy.issubdtype(dtype, np.inexact):
@@ -480,7 +499,7 @@ def _dot(params: Any, equation: Any, a: Any, b: Any) -> Any:
     batch = [names_a[i] for i in batch_left]
     own = [n for i, n in enumerate(names_a) if i not in (*left, *batch_left)]
     other = [n for i, n in enumerate(names_b) if i not in (*right, *batch_right)]
-    dtype = equation.outvars[0].aval.dtype
+    dtype = _own(equation.outvars[0].aval.dtype)
     a, b = (_wide(array) for array in (a, b))
     if (jax.numpy.issubdtype(dtype, np.floating) and np.dtype(dtype).itemsize >= 4) or a.dtype.kind in "iu":
         a, b = a.astype(dtype), b.astype(dtype)
@@ -525,6 +544,14 @@ def _convolution(params: Any, equation: Any, x: Any, kernel: Any) -> Any:
 
 def _witness(params: Any, equation: Any, rows: Any) -> Any:
     return np.linalg.qr(np.swapaxes(rows, -1, -2), mode="r")
+
+
+def _sort(params: Any, equation: Any, *arrays: Any) -> Any:
+    if params["num_keys"] != 1:
+        return NotImplemented
+    key = arrays[0]
+    order = np.argsort(np.where(key == 0, 0, key), params["dimension"], kind="stable")  # NaN last, −0 beside 0
+    return [np.take_along_axis(array, order, params["dimension"]) for array in arrays]
 
 
 def _same(params: Any, equation: Any, *arrays: Any) -> Any:
@@ -584,6 +611,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "cumlogsumexp": _cumulative(np.logaddexp.accumulate),
     "dot_general": _dot,
     "conv_general_dilated": _convolution,
+    "sort": _sort,
     "witness": _witness,
     "optimization_barrier": _same,
     "device_put": _same,

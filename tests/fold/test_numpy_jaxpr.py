@@ -99,6 +99,7 @@ SUMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     **{f"reduce_{n}": (lambda x, n=n: getattr(jnp, n)(x, (0, 2)), (CUBE,)) for n in ("sum", "max", "min", "prod")},
     "reduce_and": (lambda x: x.all(0), (TRUE,)),
     "reduce_or": (lambda x: x.any(0), (TRUE,)),
+    "sort": (lambda x, y: lax.sort((x, y), 1, num_keys=1), (np.where(TRUE, A, np.nan), B)),
     "argmax": (lambda x: x.argmax(1), (np.where(TRUE, A, np.nan),)),
     "argmin": (lambda x: x.argmin(1), (A,)),
     **{
