@@ -172,7 +172,9 @@ def _moved(arguments: tuple[Any, ...]) -> Any:
     return jax.tree.map(lambda leaf: leaf * (1 + NOISE), params), *moved
 
 
-def _differences(result: Sequence[Any], truth: Sequence[Any], moved: Sequence[Any]) -> list[float]:
+def _differences(
+    result: Sequence[Any], truth: Sequence[Any], moved: Sequence[Any], least: float = 1e-30
+) -> list[float]:
     errors = []
     for ours, theirs, other in zip(
         map(np.asarray, result), map(np.asarray, truth), map(np.asarray, moved), strict=True
@@ -184,7 +186,7 @@ def _differences(result: Sequence[Any], truth: Sequence[Any], moved: Sequence[An
         ours, theirs, other = (array[finite] for array in (ours, theirs, other))
         if theirs.size:
             amplified = float(np.abs(other - theirs).max()) / NOISE  # by so much are errors of the inputs
-            size = max(float(np.abs(theirs).max()), amplified, 1e-30)
+            size = max(float(np.abs(theirs).max()), amplified, least)
             errors.append(float(np.abs(ours - theirs).max()) / size)
     return errors or [0.0]
 
@@ -265,10 +267,13 @@ def judge(seed: int, *, spoil: float = 0.0) -> Verdict:
 
 
 def _loss(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The derivatives of a smooth function of all outputs, in parameters and input."""
+    """The derivatives of a smooth function of all outputs without symmetries, in parameters and input."""
+
+    def smooth(leaf: Any) -> Any:
+        return jnp.sum(jnp.sin(leaf + 0.3) * np.cos(np.arange(leaf.size)).reshape(leaf.shape))
 
     def loss(params: Any, x: Any) -> Any:
-        return sum(jnp.sum(jnp.sin(leaf + 0.3 * index)) for index, leaf in enumerate(fn(params, x)))
+        return sum(map(smooth, fn(params, x)))
 
     return jax.grad(loss, (0, 1))
 
@@ -280,6 +285,7 @@ class Compared:
     the folded program may err by some times as much as the original, or as those digits do in an output.
     """
 
+    LEAST = 1e-4  # so that 1e-13 is nothing: what is exactly 0 is a sum of numbers about 1, or of none
     TIMES = 8.0  # the largest of few roundings, against the largest of as few others
 
     def __init__(self, fn: Callable[..., Any], arguments: tuple[Any, ...], rounding: float) -> None:
@@ -302,7 +308,7 @@ class Compared:
     def error(self, ours: list[Any]) -> float:
         """At most 1 if it is right; inf if other entries are finite."""
         if not self.rounding:
-            return max(_differences(ours, self.truth, self.moved)) / TOLERANCE
+            return max(_differences(ours, self.truth, self.moved, self.LEAST)) / TOLERANCE
         worst = 0.0
         for one, truth, exact, shaken in zip(ours, self.truth, self.exact, self.shaken, strict=True):
             if one.shape != truth.shape or (np.isfinite(one) != np.isfinite(truth)).any():

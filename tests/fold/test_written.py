@@ -9,7 +9,7 @@ import pytest
 from benchmarks.programs import judge
 from tests.fold.written import write
 
-CHUNKS, EACH = 8, 60
+CHUNKS, EACH = 4, 50
 
 pytestmark = [pytest.mark.maths, pytest.mark.usefixtures("x64", "usual")]
 
