@@ -245,7 +245,7 @@ def judge(seed: int, *, spoil: float = 0.0) -> Verdict:
         folded = jaxfold.fold(fn, params, *written.inputs)
     except Exception as error:
         return Verdict(seed, {f"fold, {type(error).__name__}: {error}": float("inf")}, {}, {}, written.source)
-    contracted: dict[str, Any] = {}
+    contracted: dict[int, Any] = {}
 
     def applied(values: Any, inputs: Any) -> list[Any]:
         if id(values) not in contracted:

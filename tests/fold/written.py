@@ -214,7 +214,8 @@ def norm(w: Writer, v: str = "", at: int | None = None) -> None:
     if at is not None:
         axis, size = at, own[at]
     over: Any = axis
-    if at is None and len(own) > 1 and w.chance(0.2):
+    several = len(own) > 1
+    if at is None and several and w.chance(0.2):
         over, size = (-1, -2), own[-1] * own[-2]
     elif at is None and w.chance(0.05):
         over = 0  # of the batch
@@ -252,7 +253,7 @@ def norm(w: Writer, v: str = "", at: int | None = None) -> None:
         ]
     )
     text = top + root
-    shape = w.own[source]
+    shape: tuple[int, ...] = tuple(w.own[source])
     along = axis if at is not None and w.chance(0.8) else -1
     spread = f".reshape({(shape[along], *(1,) * (-1 - along))})" if along != -1 else ""
     if w.chance(0.6):
@@ -445,10 +446,11 @@ def inside(w: Writer) -> None:
         w.pick([norm, dense, linear, nonlinear, layout, together, block])(body)
     w.hard = body.hard
     last = list(body.own)[-1]
-    got = body.own[last]
+    got: tuple[int, ...] = tuple(body.own[last])
     if got != own:
-        if len(got) > 1:
-            last = body.let(f"{last}.sum({tuple(range(-len(got), -1))})", got[-1:])
+        axes = len(got)
+        if axes > 1:
+            last = body.let(f"{last}.sum({tuple(range(-axes, -1))})", got[-1:])
         result = f"({last} @ {body.parameter(got[-1], own[-1])})" + "[..., None, :]" * (len(own) > 1) * 1
         result += "[..., None, :]" * (len(own) > 2)
         result = f"h + {result}"
@@ -478,7 +480,7 @@ def inside(w: Writer) -> None:
     w.let(w.pick(ways), own)
 
 
-STEPS: dict[Callable[[Writer], None], float] = {
+STEPS: dict[Callable[[Writer], Any], float] = {
     block: 4,
     dense: 3,
     norm: 3,
@@ -519,6 +521,6 @@ def write(seed: int) -> Written:
 
     batch = size if rng.random() < 0.7 else 3
     other = 6 if batch < 5 else 3
-    inputs = [(rng.normal(size=(*lead, *own)),) for lead in ((batch,), (other,), (2, batch))]
+    given, larger, deeper = ((rng.normal(size=(*lead, *own)),) for lead in ((batch,), (other,), (2, batch)))
     rounding = max([LEAST[dtype] for dtype in w.soft], default=0.0)
-    return Written(scope["fn"], drawn(), drawn(), *inputs, source, rounding)
+    return Written(scope["fn"], drawn(), drawn(), given, larger, deeper, source, rounding)
