@@ -31,7 +31,8 @@ def block_paths(
 ) -> list[BlockPaths]:
     """Blocks of a Linen model as :class:`jaxfold.BlockPaths`, with nothing guessed.
 
-    Runs ``model.init(key, *args, **kwargs)`` without computing anything, and sees which module reads what. Where that
+    Runs ``model.init(key, *args, **kwargs)`` and then ``model.apply`` without computing anything, and sees which module
+    reads what in the latter. Where that
     fails, and for no reason that lies in a layer of the block, the model's own error is raised. Epsilon, the kind of
     norm and stacks (``nn.scan``, ``nn.vmap``) come from the modules and their shapes; that the norm reads the
     producer's output, and the consumers the norm's, is checked.

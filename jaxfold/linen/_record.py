@@ -12,6 +12,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from flax.core.scope import DenyList
 
 from jaxfold._errors import StructureError, kind_of
 
@@ -65,7 +66,7 @@ class Record:
 
 
 def record(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record:
-    """Runs ``model.init`` without computing anything; an error of the model is part of the record.
+    """Runs ``model.init`` and ``model.apply`` without computing anything; an error of the model is part of the record.
 
     Raises:
         StructureError: if ``model`` is no Linen module.
@@ -94,16 +95,22 @@ def record(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record:
     leaves, structure = jax.tree.flatten((args, kwargs))
     traced = [hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves]
 
-    def init(arrays: list[Any]) -> Any:
+    def run(arrays: list[Any]) -> Any:
         rest = iter(arrays)
         merged = [next(rest) if array else leaf for leaf, array in zip(leaves, traced, strict=True)]
         call_args, call_kwargs = jax.tree.unflatten(structure, merged)
         with nn.intercept_methods(intercept):
-            return model.init(jax.random.key(0), *call_args, **call_kwargs)
+            variables = model.init(jax.random.key(0), *call_args, **call_kwargs)
+            calls.clear()
+            # A module can do something else while it is initialised, so what is watched is the call of the model.
+            # Collections other than the parameters may be written to, as in training.
+            rngs = {"params": jax.random.key(0)}
+            model.apply(variables, *call_args, rngs=rngs, mutable=DenyList("params"), **call_kwargs)
+        return variables
 
     arrays = [leaf for leaf, array in zip(leaves, traced, strict=True) if array]
     try:
-        variables = jax.eval_shape(init, arrays)
+        variables = jax.eval_shape(run, arrays)
     except Exception as error:  # a model may raise anything
         return Record(calls, {}, entered, error)
     return Record(calls, variables.get("params", {}), entered)
