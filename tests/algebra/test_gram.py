@@ -17,7 +17,7 @@ UPPER = np.stack([np.linalg.qr(rows.T)[1] for rows in ROWS])
 
 @pytest.mark.parametrize("axes", [(a, b, c) for a in (0, 1, 2, None) for b, c in ((0, 0), (2, 1), (None, None))][:-1])
 def test_batch_axes(axes: Any) -> None:
-    arrays = [
+    arrays: list[Any] = [
         np.moveaxis(array, 0, axis) if axis is not None else array[0]
         for array, axis in zip((W, ROWS, UPPER), axes, strict=True)
     ]
