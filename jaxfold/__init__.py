@@ -23,6 +23,7 @@ from jaxfold._errors import NotFoldedError as NotFoldedError
 from jaxfold._errors import OptionError as OptionError
 from jaxfold._errors import ShapeError as ShapeError
 from jaxfold._errors import StructureError as StructureError
+from jaxfold._fold._certificate import FoldCertificate as FoldCertificate
 from jaxfold._fold._fold import Folded as Folded
 from jaxfold._fold._fold import fold as fold
 from jaxfold._tree._block_paths import BlockPaths as BlockPaths

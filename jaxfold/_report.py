@@ -15,6 +15,7 @@ from jaxfold._tree._fold_report import shown
 if TYPE_CHECKING:
     from jaxfold._block._plan import Plan
     from jaxfold._block._verify import Certificate
+    from jaxfold._fold._certificate import FoldCertificate
     from jaxfold._tree._fold_report import FoldReport, FoldRow
 
 
@@ -72,6 +73,19 @@ def certificate_table(certificate: Certificate) -> Table:
     )
     if certificate.storage in HALF and certificate.dtype not in HALF:
         result.caption += f"\ncoefficients are {certificate.storage}: contract with dtype={certificate.dtype!r}"
+    return result
+
+
+def fold_certificate_table(certificate: FoldCertificate) -> Table:
+    result = table(f"relative error, {certificate.dtype}", "original", "folded", "folded / original")
+    rows = {"outputs": certificate.outputs, "input gradients": certificate.gradients}
+    rows |= {f"outputs, {kind} alone": errors for kind, errors in certificate.parts.items()}
+    for name, errors in rows.items():
+        if errors is not None:
+            figures = errors.original_typical, errors.contracted_typical
+            result.add_row(name, *(f"{figure:.1e}" for figure in figures), f"{errors.typical_ratio:.2f}")
+    left = f"in their own dtypes, not in float64: {', '.join(certificate.own_dtype)}\n" if certificate.own_dtype else ""
+    result.caption = f"typical errors, against float64\n{left}{certificate.verdict}"
     return result
 
 

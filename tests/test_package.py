@@ -29,7 +29,19 @@ import jaxfold.nnx
 
 NAMES = (
     *("apply", "contract", "contract_traced", "contract_tree", "convert", "fold", "plan", "verify"),
-    *("Block", "BlockPaths", "Certificate", "Contraction", "Cost", "Errors", "Folded", "FoldReport", "FoldRow", "Plan"),
+    *(
+        "Block",
+        "BlockPaths",
+        "Certificate",
+        "Contraction",
+        "Cost",
+        "Errors",
+        "Folded",
+        "FoldCertificate",
+        "FoldReport",
+        "FoldRow",
+        "Plan",
+    ),
     *(
         "CoefficientError",
         "ConcretenessError",
@@ -298,7 +310,7 @@ def test_imports_point_one_way(path: str) -> None:
         return
     ours = {module.split(".")[1] for module in _imports(path) - _typing_only(path) if module.startswith("jaxfold.")}
     printing, drawing = (
-        ("_block/_plan.py", "_block/_verify.py", "_tree/_fold_report.py"),
+        ("_block/_plan.py", "_block/_verify.py", "_tree/_fold_report.py", "_fold/_certificate.py"),
         ("_block/_verify.py", "_tree/_fold_report.py"),
     )
     lazily = ({"_report"} if path in printing else set()) | ({"_plots"} if path in drawing else set())

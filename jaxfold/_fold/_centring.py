@@ -42,9 +42,9 @@ class Centring:
         wanted: set[Any] | None = None,
         left: Iterable[int] = (),
     ) -> None:
-        self.unwanted = set(unwanted)
+        self.unwanted, self.on = set(unwanted), "centre" in plan.kinds
         self.nodes = Nodes(Blindness(plan, [NONE] * len(plan.analysis.program.outputs), outermost=True))
-        each = list(exits(self.nodes.scopes))
+        each = list(exits(self.nodes.scopes)) if self.on else []
         self.unwanted |= {found.of for place, found in enumerate(each) if place in set(left)}
         self.exits: list[Exit] = [found for found in each if found.of not in self.unwanted]
         self.left = frozenset(place for place, found in enumerate(each) if found.of in self.unwanted)
@@ -82,6 +82,8 @@ class Centring:
         """Why a norm's input keeps its mean."""
         if value in self.unwanted:
             return LEFT_OUT
+        if not self.on:
+            return "centring is switched off"
         node = self.nodes.of.get(value)
         if node is not None and node in self.streams:
             return self.streams[node].refused

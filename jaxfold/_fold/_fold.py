@@ -9,6 +9,7 @@ Derivation: docs/maths.md, Beyond one block and The abstract domain.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,8 +22,10 @@ from jaxfold._block._leaves import read_dtype, require_concrete
 from jaxfold._block._shape import flag
 from jaxfold._errors import NotFoldedError, OptionError, ShapeError, StructureError, kind_of
 from jaxfold._extend import Inconclusive
+from jaxfold._fold._certificate import FoldCertificate, certify
 from jaxfold._fold._run import require_keys
 from jaxfold._fold._trace import Trace, signature_of
+from jaxfold._fold._wide import is_ordinary
 from jaxfold._tree._fold_report import FoldReport, FoldRow
 
 
@@ -134,6 +137,35 @@ class Folded:
                 "Export jax.vmap(folded.apply, (None, 0)), of which only the mapped axis has a symbolic size.",
             ) from error
 
+    def verify(self, params: Any, *inputs: Any) -> FoldCertificate:
+        """Measures the original and the folded function against the function in float64, on these inputs.
+
+        The yardstick is the function's jaxpr with float64 in place of its floats. The certificate names the operations
+        for which that cannot be done.
+
+        Args:
+            params: a tree like the one that was folded with, of concrete arrays.
+            *inputs: as for :meth:`apply`; real ones by preference, since the errors depend on them.
+
+        Returns:
+            A :class:`FoldCertificate`.
+
+        Raises:
+            StructureError, ShapeError, DtypeError: as :meth:`contract` and :meth:`apply`; StructureError if no output
+                is of a floating dtype.
+            ConcretenessError, CoefficientError: as :meth:`contract`.
+        """
+        contracted, trace = self.contract(params), self._at(inputs)
+        if not any(is_ordinary(aval.dtype) for aval in trace.closed.out_avals):
+            raise StructureError("fn", "no output of a floating dtype", "one that has rounding errors", "")
+        parts: dict[str, Callable[..., Any]] = {}
+        for kind in ("contract", "centre", "absorb"):
+            alone = self._trace.only(kind, inputs)
+            if alone.plan.contracts:
+                part = Folded(alone, self.report)
+                parts[kind] = functools.partial(part.apply, part.contract(params))
+        return certify(trace, params, inputs, functools.partial(self.apply, contracted), parts)
+
     def _at(self, inputs: tuple[Any, ...]) -> Trace:
         signature = signature_of(inputs)
         if signature not in self._traces:
@@ -162,6 +194,9 @@ def fold(
     minimum_saving: float = 0.0,
     strict: bool = False,
     dtype: Any = None,
+    contract: bool = True,
+    centre: bool = True,
+    absorb: bool = True,
 ) -> Folded:
     """Finds every norm in a function and makes it as cheap as it can be without approximation.
 
@@ -180,6 +215,10 @@ def fold(
         dtype: storage dtype of every coefficient: float64, float32, bfloat16 or float16. By default each coefficient
             has the dtype of the arithmetic that reads it: float32 for a bfloat16 kernel that ``fn`` casts to float32
             before it multiplies. ``report.bytes`` says what it takes.
+        contract: whether norms of something narrower are contracted, and affine maps without a norm between them made
+            one.
+        centre: whether LayerNorms lose the mean of their input to what writes it.
+        absorb: whether scale and bias of norms that stay go into what reads them.
 
     Returns:
         A :class:`Folded`: ``contract``, ``contract_traced``, ``apply`` and ``report``.
@@ -206,8 +245,11 @@ def fold(
         raise OptionError("where", kind_of(where), "a function of a row of the report, or None", "")
     if not isinstance(minimum_saving, (int, float)) or isinstance(minimum_saving, bool) or not 0 <= minimum_saving < 1:
         raise OptionError("minimum_saving", repr(minimum_saving), "a share, at least 0 and below 1", "")
+    switches = {"contract": contract, "centre": centre, "absorb": absorb}
+    kinds = frozenset(name for name, on in switches.items() if flag(name, on))
     _require_arrays(params, inputs)
-    trace = Trace(fn, params, inputs, {"minimum_saving": float(minimum_saving), "storage": read_dtype(dtype)})
+    options = {"minimum_saving": float(minimum_saving), "storage": read_dtype(dtype), "kinds": kinds}
+    trace = Trace(fn, params, inputs, options)
     trace.choose(where)
     rows = tuple(trace.row(norm) for norm in trace.norms)
     if flag("strict", strict):

@@ -176,7 +176,8 @@ class _Norms:
             return "absorbed", ""
         plan, whole = self._whole(value, quadratic)
         own = component if whole is quadratic else _component(plan, value)
-        reasons = (_reason(whole, own), self._why_not(stream, quadratic))
+        off = "contracting is switched off" if whole.narrow() and "contract" not in self.plan.kinds else ""
+        reasons = (off or _reason(whole, own), self._why_not(stream, quadratic))
         return "skipped", "; ".join(dict.fromkeys(filter(None, reasons)))  # both may be one and the same
 
     def _stream(self, quadratic: Quadratic) -> Value | None:

@@ -30,6 +30,7 @@ from jaxfold._fold._program import Equation, Program, Value
 from jaxfold._fold._rules_arithmetic import is_sum_of_squares
 from jaxfold._fold._storage import natural_dtype
 
+KINDS = frozenset({"contract", "centre", "absorb"})
 LAYOUT = {"reshape", "broadcast_in_dim", "transpose", "squeeze", "convert_element_type", "slice", "copy", "concatenate"}
 
 
@@ -61,9 +62,10 @@ class Plan:
         minimum_saving: float = 0.0,
         wanted: set[Any] | None = None,
         storage: np.dtype | None = None,
+        kinds: frozenset[str] = KINDS,
     ) -> None:
         self.analysis, self.sizes, self.repeat = analysis, sizes, repeat
-        self.minimum_saving, self.wanted, self.storage = minimum_saving, wanted, storage
+        self.minimum_saving, self.wanted, self.storage, self.kinds = minimum_saving, wanted, storage, kinds
         self.uncut: Plan | None = None
         self.fingerprints = Fingerprints(analysis)
         self.live = live_equations(analysis)
@@ -85,6 +87,7 @@ class Plan:
             else:
                 own = [b if k else None for b, k in zip(self._each(unit.equation), unit.known, strict=True)]
                 options: dict[str, Any] = {"minimum_saving": minimum_saving, "wanted": wanted, "storage": storage}
+                options["kinds"] = kinds
                 times = repeat * unit.repeat
                 plan = plan_of(unit.program, own, sizes, stays=fixed | others, repeat=times, **options)
                 self.inner[unit.equation] = unit, plan
@@ -202,12 +205,22 @@ class Plan:
         if self.wanted is not None and self.identities.get(value) not in self.wanted:
             return None
         found = way_to_emit(self.analysis.of(value))
+        if found is not None and not self._kinds_of(found) <= self.kinds:
+            return None
         if found is None or self.wanted is not None:
             return found
         bits = 0
         for leaf in found.leaves():
             bits |= self.analysis.depends.get(leaf, 0)
         return found if found.size * self.repeat <= self.entries(bits)[0] else None
+
+    def _kinds_of(self, way: Emitted) -> set[str]:
+        """Whether computing a value so contracts something, absorbs scale and bias of a norm that stays, or both."""
+        if isinstance(way, EmittedQuadratic):
+            return {"contract"}
+        found = [self.analysis.of(value) for value in norms_of(self.analysis, way)]
+        kinds = {"contract" if isinstance(norm, Quadratic) and norm.narrow() else "absorb" for norm in found}
+        return kinds or {"contract"}  # without a norm, several affine maps become one
 
     @functools.cached_property
     def identities(self) -> dict[Value, Any]:

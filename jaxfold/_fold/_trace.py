@@ -40,9 +40,11 @@ class Trace:
         program = Program(self.closed)
         depends: list[int | None] = [*(1 << index for index in range(len(arrays))), *[None] * runtime]
         sizes = [(int(np.prod(s.shape)), _nbytes(s)) for s in self.shapes]
-        saving, self.wanted = options["minimum_saving"], options.get("wanted")
-        self.left, self.storage = options.get("left", ()), options.get("storage")
-        self.plan = plan_of(program, depends, sizes, minimum_saving=saving, wanted=self.wanted, storage=self.storage)
+        self.saving, self.wanted = options["minimum_saving"], options.get("wanted")
+        self.left, self.storage, self.kinds = options.get("left", ()), options.get("storage"), options["kinds"]
+        self.predicate: Callable[[FoldRow], bool] | None = None
+        own: dict[str, Any] = {"wanted": self.wanted, "storage": self.storage, "kinds": self.kinds}
+        self.plan = plan_of(program, depends, sizes, minimum_saving=self.saving, **own)
         self._finish(set())
 
     def _finish(self, unwanted: set[Any]) -> None:
@@ -54,6 +56,7 @@ class Trace:
 
     def choose(self, wanted: Callable[[FoldRow], bool] | None) -> None:
         """Leaves alone what the predicate does not want."""
+        self.predicate = wanted
         if wanted is None:
             return
         left = [norm for norm in self.norms if norm.decision != "skipped" and not wanted(self.row(norm))]
@@ -88,6 +91,7 @@ class Trace:
         params = self.structure.unflatten(self.shapes)
         options = {"minimum_saving": 0.0, "wanted": self.runner.emissions(), "left": self.centring.left}
         options["storage"] = self.storage
+        options["kinds"] = self.kinds
         return Trace(self.function, params, inputs, options)
 
     def differs(self, other: Trace) -> str:
@@ -99,6 +103,14 @@ class Trace:
             if there[fingerprint] < 0 and line:
                 lines.append(shown(line))
         return ", ".join(list(dict.fromkeys(lines))[:MOST_NAMED])
+
+    def only(self, kind: str, inputs: tuple[Any, ...]) -> Trace:
+        """The same function with one kind of change alone."""
+        params = self.structure.unflatten(self.shapes)
+        options = {"minimum_saving": self.saving, "kinds": self.kinds & {kind}, "storage": self.storage}
+        trace = Trace(self.function, params, inputs, options)
+        trace.choose(self.predicate)
+        return trace
 
     def leaves(self, params: Any) -> list[Any]:
         leaves, structure = jax.tree.flatten(params)
