@@ -282,7 +282,7 @@ ALLOWED = {
     "_errors": set(),
     "_extend": set(),
     "_algebra": {"_extend", "_errors"},
-    "_block": {"_algebra", "_errors"},
+    "_block": {"_extend", "_algebra", "_errors"},
     "_tree": {"_block", "_algebra", "_errors"},
     "_fold": {"_extend", "_tree", "_block", "_algebra", "_errors"},
     "extend": {"_fold"},

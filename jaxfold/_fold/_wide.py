@@ -6,6 +6,7 @@ custom call, an 8-bit float or a function with derivatives of its own, is evalua
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxfold._extend import ClosedJaxpr, Jaxpr, Literal, bind
+from jaxfold._extend import ClosedJaxpr, Jaxpr, Literal, bind, is_library
 
 ORDINARY = ("float16", "bfloat16", "float32", "float64")
 CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_jvp_call"}
@@ -63,6 +64,8 @@ class Wide:
         name, params = equation.primitive.name, equation.params
         if equation.effects or not all(_may_widen(atom.aval) for atom in (*equation.invars, *equation.outvars)):
             return self._as_it_is(equation, arguments)
+        if name == "custom_jvp_call" and not _is_jaxs_own(params["call_jaxpr"]):
+            return self._with_its_rule(equation, arguments)
         if name in CALLS:
             return self.evaluate(params.get("jaxpr") or params["call_jaxpr"], arguments)
         if name == "reduce_precision":
@@ -88,6 +91,19 @@ class Wide:
         ]
         return bind(equation, own)
 
+    def _with_its_rule(self, equation: Any, arguments: list[Any]) -> list[Any]:
+        """Return what a function with a derivative of its own computes, in float64, with that derivative.
+
+        The rule may say something else than the function: a straight-through quantiser has the derivative of the
+        identity. So the derivative is taken from the call in its own dtype, and the value from the body.
+        """
+        values = self.evaluate(equation.params["call_jaxpr"], arguments)
+        own = [widened(output) for output in self._as_it_is(equation, arguments)]
+        return [
+            lax.stop_gradient(value - with_rule) + with_rule if is_ordinary(jnp.result_type(value)) else value
+            for value, with_rule in zip(values, own, strict=True)
+        ]
+
     def _scan(self, params: Any, arguments: list[Any]) -> list[Any]:
         consts, carried = params["num_consts"], params["num_carry"]
         fixed, carry, rows = arguments[:consts], arguments[consts : consts + carried], arguments[consts + carried :]
@@ -107,6 +123,12 @@ class Wide:
             lambda carry: self.evaluate(params["body_jaxpr"], [*of_body, *carry]),
             carry,
         )
+
+
+def _is_jaxs_own(body: Any) -> bool:
+    """Return whether JAX itself wrote the function, as it did ``relu``: its rule is the derivative of its body."""
+    source = getattr(getattr(getattr(body, "jaxpr", body), "debug_info", None), "func_src_info", None)
+    return source is not None and is_library(re.sub(r"^.* at |:\d+$", "", str(source)))
 
 
 def _may_widen(aval: Any) -> bool:

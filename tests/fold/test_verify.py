@@ -128,3 +128,26 @@ def test_no_floats() -> None:
     folded = jaxfold.fold(lambda p, x: jnp.argmax(x @ p, -1), PARAMS["a"], X)
     with pytest.raises(jaxfold.StructureError, match="floating"):
         folded.verify(PARAMS["a"], X)
+
+
+@pytest.mark.parametrize("kind", ["jvp", "vjp"])
+def test_a_derivative_that_is_not_the_functions(kind: str) -> None:
+    """A straight-through quantiser of activations: the gradients are those of its rule, not of its steps."""
+
+    def steps(v: Any) -> Any:
+        return jnp.round(v * 4) / 4
+
+    if kind == "jvp":
+        quantise: Any = jax.custom_jvp(steps)
+        quantise.defjvp(lambda primals, tangents: (steps(primals[0]), tangents[0]))
+    else:
+        quantise = jax.custom_vjp(steps)
+        quantise.defvjp(lambda v: (steps(v), None), lambda _, cotangent: (cotangent,))
+
+    def quantised(params: Any, x: Any, y: Any) -> Any:
+        return [quantise(out) + out for out in function(params, x, jax.nn.relu(y))]
+
+    certificate = jaxfold.fold(quantised, PARAMS, X, Y).verify(PARAMS, X, Y)
+    assert certificate.own_dtype == (f"custom_{kind}_call",)
+    assert certificate.gradients is not None
+    assert certificate.gradients.original_typical < 1e-6  # without its rule, half of the gradient is missing
