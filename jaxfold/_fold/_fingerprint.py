@@ -64,7 +64,7 @@ class Fingerprints:
         if isinstance(way, Stored):
             return "stored", self.digest(way.table), way.table.shape
         if isinstance(way, Recentred) and way.way is not None:
-            return self.emitted(way.way)
+            return "recentred", self.emitted(way.way)  # that it is computed does not say that it loses its mean
         if isinstance(way, EmittedAffine):
             own = ((self._product(p), _places(p, p.shared_axes()), _places(p, p.own_axes())) for p in way.products)
             return "affine", *own

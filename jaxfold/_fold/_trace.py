@@ -257,7 +257,9 @@ def _placed(leaf: Any) -> str:
     """Return how a tracer is spread over the axes of a mesh; arrays and shapes have no part in that."""
     aval = getattr(leaf, "aval", None)
     varies, sharding = getattr(aval, "vma", None), getattr(aval, "sharding", None)
-    return f"{sorted(map(str, varies or ()))} {getattr(sharding, 'spec', None)}"
+    spec = getattr(sharding, "spec", None) or ()
+    placed = varies or any(axis is not None for axis in spec)
+    return f"{sorted(map(str, varies or ()))} {spec}" if placed else ""  # a tracer without a mesh, as an array
 
 
 def _mesh() -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 
-from benchmarks.programs import Outcome, derivatives, examine, resized
+import jaxfold
+from benchmarks.programs import KINDS, Outcome, derivatives, examine, resized
 from jaxfold._fold._blind import Axes, Blindness
 from jaxfold._fold._program import Value
 
@@ -73,3 +75,19 @@ def test_control_of_blindness(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Blindness, "of", everywhere)
     assert len(wrong([examine(seed, "streams") for seed in range(4)])) >= 1
+
+
+def test_traced_again_it_is_the_same() -> None:
+    """At the same shapes every program has the same coefficients: also where a stream is computed, but not centred."""
+    for seed in (41, 86, 116):
+        drawn = KINDS["dense"](seed)
+        folded = jaxfold.fold(drawn.fn, drawn.params, *drawn.inputs)
+        again = folded._trace.again(drawn.inputs)
+        assert again.runner.fingerprint == folded._trace.runner.fingerprint
+
+
+def test_a_tracer_needs_no_other_trace() -> None:
+    drawn = KINDS["dense"](0)
+    folded = jaxfold.fold(drawn.fn, drawn.params, *drawn.inputs)
+    jax.eval_shape(folded.apply, folded.contract(drawn.params), *drawn.inputs)
+    assert len(folded._traces) == 1
