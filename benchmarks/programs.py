@@ -241,6 +241,9 @@ def judge(seed: int, *, spoil: float = 0.0) -> Verdict:
         return folded.apply(spoilt(folded.contract_traced(params)), *inputs)
 
     fn, params, second = written.fn, written.params, written.second
+    at = original(fn, params, *written.inputs)
+    if at is None:
+        return Verdict(seed, {}, {}, {}, written.source)
     try:
         folded = jaxfold.fold(fn, params, *written.inputs)
     except Exception as error:
@@ -252,11 +255,9 @@ def judge(seed: int, *, spoil: float = 0.0) -> Verdict:
             contracted[id(values)] = spoilt(contract(folded, values))
         return run(folded.apply, contracted[id(values)], *inputs)
 
-    at = original(fn, params, *written.inputs)
     attempt("contract", at, lambda: applied(params, written.inputs))
     attempt("traced", at, lambda: run(traced_apply, params, *written.inputs))
-    if at is not None:
-        attempt("other parameters", at.elsewhere(second, *written.inputs), lambda: applied(second, written.inputs))
+    attempt("other parameters", at.elsewhere(second, *written.inputs), lambda: applied(second, written.inputs))
     for name, inputs in {"other batch": written.other_batch, "other rank": written.other_rank}.items():
         attempt(name, original(fn, params, *inputs), lambda inputs=inputs: applied(params, inputs))
     # What comes back through a cast to 8 bits is cast as well: two readers of it have their parts rounded, not the sum.
