@@ -121,10 +121,15 @@ def fold_text(report: FoldReport) -> str:
     ]
     if any(row.reductions is not None for row in report.rows):
         lines.append(f"sums over the features of these norms: {report.reductions[0]} → {report.reductions[1]}")
+    if report.unread:
+        lines.append(
+            f"the function never reads {report.unread:,} of the parameters that were passed; they are not counted"
+        )
     if report.merged:
         times = "" if report.merged == 1 else f" in {report.merged} places"
         lines.append(f"affine maps in a row, with no norm between them, were merged{times}")
     lines += [f"{place_of(row)}: left alone. {row.reason}" for row in report.skipped]
+    lines += [f"{place_of(row)}: scale and bias absorbed. {row.reason}" for row in report.absorbed if row.reason]
     lines += [f"{row.producer}: it stays, and is counted" for row in report.contracted if row.keep_producer]
     lines += [f"{row.producer}: {note}" for row in report.rows for note in row.notes]
     hints = report.hints or ("",) * len(report.unmatched)

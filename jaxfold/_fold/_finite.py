@@ -40,7 +40,13 @@ class Infinite:
         divisor = small_constant(equation.inputs[1]) if equation.name == "div" else None
         if divisor is not None and not np.all(divisor):
             return True
-        return any(is_known(value) and self(value) for value in equation.inputs)
+        read = equation.inputs
+        if equation.name == "select_n" and (predicate := small_constant(read[0])) is not None and predicate.size:
+            # By one constant everywhere: ``jnp.var`` has a NaN for n = 0 beside its result, which nothing reads.
+            first = int(predicate[(0,) * predicate.ndim])
+            if np.all(predicate == first):
+                read = read[1 + first : 2 + first]
+        return any(is_known(value) and self(value) for value in read)
 
 
 def _is_finite(value: Value) -> bool:

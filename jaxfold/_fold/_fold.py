@@ -258,13 +258,15 @@ def fold(
                 raise NotFoldedError(
                     row.source, f"a norm of width {row.width} that is left alone", "one that is not", row.reason
                 )
+    read = [trace.plan.sizes[index] for index in trace.plan.read]
     kept = [trace.plan.sizes[index] for index in trace.runner.kept]
     added = trace.runner.size()
     report = FoldReport(
         rows=rows,
         unmatched=(),
-        parameters=(sum(n for n, _ in trace.plan.sizes), sum(n for n, _ in kept) + added[0]),
-        bytes=(sum(b for _, b in trace.plan.sizes), sum(b for _, b in kept) + added[1]),
+        parameters=(sum(n for n, _ in read), sum(n for n, _ in kept) + added[0]),
+        bytes=(sum(b for _, b in read), sum(b for _, b in kept) + added[1]),
+        unread=sum(n for n, _ in trace.plan.sizes) - sum(n for n, _ in read),
         means=trace.centring.means,
         merged=trace.merged,
     )

@@ -86,7 +86,10 @@ def norms(plan: Plan, centring: Centring | None = None, repeat: int = 1) -> list
             key = (_identity(quadratic.base), quadratic.over)
             if key not in seen:
                 seen.add(key)
-                result.append(found.describe(equation, value, quadratic, repeat))
+                norm = found.describe(equation, value, quadratic, repeat)
+                # A length or a distance is not a norm that a reader of the report would look for.
+                if norm.decision != "skipped" or _is_mean(quadratic):
+                    result.append(norm)
         if not behind and (other := _other_root(plan.analysis, equation)):
             width, reason = other
             result.append(Norm(equation, width, "skipped", reason, repeat=repeat))
@@ -97,6 +100,12 @@ def _is_norm(analysis: Analysis, value: Value) -> bool:
     """Whether it is a sum of the squares of something larger."""
     quadratic = analysis.of(value)
     return isinstance(quadratic, Quadratic) and quadratic.squares.value > 0 and quadratic.width > 1
+
+
+def _is_mean(quadratic: Quadratic) -> bool:
+    """Return whether the squares are averaged, over n or n − 1, rather than summed as in a length or a distance."""
+    n = quadratic.width
+    return 2 * quadratic.squares.value * n >= 1 and quadratic.squares.value * (n - 1) <= 1.001
 
 
 def _identity(base: Affine) -> Any:
@@ -173,7 +182,7 @@ class _Norms:
         if stream is not None and self.centring is not None and self.centring.takes_from(stream):
             return "centred", ""
         if computed:
-            return "absorbed", ""
+            return "absorbed", self._why_not(stream, quadratic)
         plan, whole = self._whole(value, quadratic)
         own = component if whole is quadratic else _component(plan, value)
         off = "contracting is switched off" if whole.narrow() and "contract" not in self.plan.kinds else ""
@@ -240,13 +249,20 @@ def _reason(quadratic: Quadratic, component: Component | None) -> str:
         return "what reads it is contracted as far as that pays; the wide array is needed all the same"
     if after == before:
         return (
-            f"contracting it would save nothing: {quadratic.base.rows()} numbers make its {quadratic.width} features, "
+            f"contracting it would save nothing: {_made_of(quadratic)}, "
             f"and with all that has to stay, it takes {before.parameters:,} parameters and {before.flops:,} FLOPs"
         )
     return (
         f"contracted it would take {after.parameters:,} parameters and {after.flops:,} FLOPs, where it takes "
         f"{before.parameters:,} and {before.flops:,}"
     )
+
+
+def _made_of(quadratic: Quadratic) -> str:
+    """Return from how many numbers the features are computed: where these are more, that is the reason."""
+    rows, width = quadratic.base.rows(), quadratic.width
+    made = f"{rows} numbers make its {width} features"
+    return made if rows < width else f"its {width} features are computed from {rows} numbers, which are not fewer"
 
 
 def _input(quadratic: Quadratic) -> str:
@@ -272,18 +288,22 @@ def _depends(plan: Plan, array: Affine) -> int:
 def _other_root(analysis: Analysis, root: Equation) -> tuple[int, str] | None:
     """Of a root of sums of squares that is no norm: how many entries are summed, and why it is none."""
     sums: dict[str, int] = {}
-    stack = [(root.inputs[0], 0)]
+    stack = [(root.inputs[0], 0, False)]
     while stack:
-        value, depth = stack.pop()
+        value, depth, averaged = stack.pop()
         origin = value.origin
         if origin is None or depth > 12 or analysis.is_known(value):
             continue
         if origin.name == "reduce_sum" and _has_square(origin.inputs[0]):
+            if not averaged:
+                continue  # a length or a distance
             read = isinstance(analysis.of(value), Quadratic)
             width = math.prod(origin.inputs[0].shape) // max(math.prod(value.shape), 1)
             sums.setdefault(NEITHER if read else PARTIAL, width)
             continue
-        stack += [(v, depth + 1) for v in origin.inputs if math.prod(v.shape) == math.prod(value.shape)]
+        averaged = averaged or (origin.name in ("mul", "div") and any(map(analysis.is_known, origin.inputs)))
+        same = (v for v in origin.inputs if math.prod(v.shape) == math.prod(value.shape))
+        stack += [(v, depth + 1, averaged) for v in same]
     return next(((sums[reason], reason) for reason in (PARTIAL, NEITHER) if reason in sums), None)
 
 

@@ -145,6 +145,14 @@ class Plan:
         inside = any(plan.contracts or inner.centred for inner, plan in self.inner.values())
         return bool(self.emitted) or inside
 
+    @property
+    def read(self) -> list[int]:
+        """The indices of the parameters that anything reads, in the program as it stands."""
+        bits = self._bits(self.live)
+        for value in self.analysis.program.outputs:
+            bits |= self.analysis.depends.get(value, 0)
+        return [index for index in range(len(self.sizes)) if bits >> index & 1]
+
     def _bits(self, equations: Iterable[Equation]) -> int:
         """The parameters that equations read, through whatever is computed from these alone."""
         bits = 0

@@ -32,7 +32,8 @@ class FoldRow:
         decision: ``"contracted"`` or ``"skipped"``; from :func:`jaxfold.fold` also ``"centred"``, where LayerNorm
             became RMSNorm as its input has no mean any more, and ``"absorbed"``, where the norm stays and only its
             scale and bias are gone.
-        reason: why it was skipped; empty otherwise.
+        reason: why it was skipped, or, where only scale and bias were absorbed, why the mean is still taken; empty
+            otherwise.
         features, width, outputs, stack: d, n, the output features of each consumer in order, and the number of layers
             that a stack holds; None where the leaves could not be read.
         epsilon, norm_type, form, use_bias: what a ``ContractedDense`` in place of the block is made with;
@@ -112,6 +113,7 @@ class FoldReport:
         hints: for each of them, where it stops to match and what is there.
         parameters, bytes: of the whole tree, before and after. An array that stands in two places counts once.
         means: how many means are taken where something enters a stream that could not be centred beforehand.
+        unread: how many parameters :func:`jaxfold.fold` found that the function never reads. Neither total counts them.
         merged: in how many places :func:`jaxfold.fold` made one affine map of several with no norm between them, which
             have no row.
 
@@ -131,6 +133,7 @@ class FoldReport:
     hints: tuple[str, ...] = ()
     means: int = 0
     merged: int = 0
+    unread: int = 0
 
     @property
     def contracted(self) -> tuple[FoldRow, ...]:
