@@ -1,7 +1,7 @@
 """Float32 errors: below a derived bound, and beside the original's own, on families that are hard on float32.
 
-Every error of the direct form is compared with a bound that is derived in ``rounding_bound``. Beside the original's, the
-bar is a factor of 2, on every family and for both forms: for the typical error (root mean square over all entries) and
+Every error of the direct form is compared with a bound that is derived in ``rounding_bound``. Beside the original's,
+the bar is a factor of 2, on every family and for both forms: for the typical error (root mean square over all entries) and
 for the 99th percentile of the errors. With AVX2 the largest of these ratios are 1.43 and 1.56. Largest errors are not
 compared, because one unlucky entry decides their ratio, and which entry it is depends on the order in which a machine
 adds. ``benchmarks/accuracy.py`` prints all the figures.
@@ -91,7 +91,7 @@ def rounding_bound(case: Case) -> np.ndarray:
         rows = rows - rows.mean(1, keepdims=True)
         rows = rows - rows.mean(1, keepdims=True)
     (p, n), kernel = rows.shape, consumer["kernel"]
-    factor = np.linalg.qr(rows.T, mode="r")
+    factor = np.asarray(np.linalg.qr(rows.T, mode="r"))
     output = rows @ (norm.get("scale", np.ones(n))[:, None] * kernel)
     offset = np.abs(norm.get("bias", np.zeros(n)) @ kernel + consumer.get("bias", 0.0))
     x = np.hstack([case.x.astype(np.float64), np.ones((len(case.x), 1))])
