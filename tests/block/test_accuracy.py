@@ -1,10 +1,11 @@
 """Float32 errors: below a derived bound, and beside the original's own, on families that are hard on float32.
 
-Every error of the direct form is compared with a bound that is derived in ``rounding_bound``. Beside the original's,
-the bar is a factor of 2, on every family and for both forms: for the typical error (root mean square over all entries) and
-for the 99th percentile of the errors. With AVX2 the largest of these ratios are 1.43 and 1.56. Largest errors are not
-compared, because one unlucky entry decides their ratio, and which entry it is depends on the order in which a machine
-adds. ``benchmarks/accuracy.py`` prints all the figures.
+Every error of the direct form is compared with a bound that is derived in ``rounding_bound``.
+
+Beside the original's, the bar is a factor of 2, on every family and for both forms: for the typical error (root mean
+square over all entries) and for the 99th percentile of the errors. With AVX2 the largest of these ratios are 1.43 and
+1.56. Largest errors are not compared, because one unlucky entry decides their ratio, and which entry it is depends on the
+order in which a machine adds. ``benchmarks/accuracy.py`` prints all the figures.
 """
 
 from __future__ import annotations
