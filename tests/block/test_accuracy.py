@@ -4,8 +4,8 @@ Every error of the direct form is compared with a bound that is derived in ``rou
 
 Beside the original's, the bar is a factor of 2, on every family and for both forms: for the typical error (root mean
 square over all entries) and for the 99th percentile of the errors. With AVX2 the largest of these ratios are 1.43 and
-1.56. Largest errors are not compared, because one unlucky entry decides their ratio, and which entry it is depends on the
-order in which a machine adds. ``benchmarks/accuracy.py`` prints all the figures.
+1.56. Largest errors are not compared, because one unlucky entry decides their ratio, and which entry it is depends on
+the order in which a machine adds. ``benchmarks/accuracy.py`` prints all the figures.
 """
 
 from __future__ import annotations
