@@ -295,13 +295,13 @@ def _other_root(analysis: Analysis, root: Equation) -> tuple[int, str] | None:
         if origin is None or depth > 12 or analysis.is_known(value):
             continue
         if origin.name == "reduce_sum" and _has_square(origin.inputs[0]):
-            if not averaged:
-                continue  # a length or a distance
             read = isinstance(analysis.of(value), Quadratic)
+            if read and not averaged:
+                continue  # a length or a distance
             width = math.prod(origin.inputs[0].shape) // max(math.prod(value.shape), 1)
             sums.setdefault(NEITHER if read else PARTIAL, width)
             continue
-        averaged = averaged or (origin.name in ("mul", "div") and any(map(analysis.is_known, origin.inputs)))
+        averaged = averaged or origin.name in ("mul", "div")  # by n, or by how many entries a mask has
         same = (v for v in origin.inputs if math.prod(v.shape) == math.prod(value.shape))
         stack += [(v, depth + 1, averaged) for v in same]
     return next(((sums[reason], reason) for reason in (PARTIAL, NEITHER) if reason in sums), None)

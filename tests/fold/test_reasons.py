@@ -37,7 +37,6 @@ LENGTHS = {
     "L2 normalisation": lambda h: h / jnp.linalg.norm(h, axis=-1, keepdims=True),
     "with epsilon": lambda h: h * jax.lax.rsqrt((h * h).sum(-1, keepdims=True) + 1e-6),
     "distances": lambda h: jnp.sqrt(((h[:, None] - h[None]) ** 2).sum(-1) + 1e-9),
-    "a masked length": lambda h: h / jnp.sqrt(jnp.where(h > 0, h * h, 0).sum(-1, keepdims=True) + 1),
 }
 
 
