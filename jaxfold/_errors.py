@@ -7,6 +7,7 @@ fault, what arrived, what is accepted, and what to do about it.
 from __future__ import annotations
 
 import copy
+import unicodedata
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class JaxfoldError(Exception):
         super().__init__(argument, got, expected, hint)
 
     def __str__(self) -> str:
-        return f"{self.argument}: got {self.got}; expected {self.expected}." + (f" {self.hint}" if self.hint else "")
+        text = f"{self.argument}: got {self.got}; expected {self.expected}." + (f" {self.hint}" if self.hint else "")
+        return printable(text)
 
     def at(self, argument: str) -> Self:
         """The same error about an argument or path by another name, such as the path of a leaf in a larger tree.
@@ -50,6 +52,18 @@ class JaxfoldError(Exception):
         moved = copy.copy(self)
         moved.argument = argument
         return moved
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters spelled out, because names come from files and a terminal obeys them."""
+    shown = (
+        each if each == "\n" or not unicodedata.category(each).startswith("C") else _spelled(each) for each in text
+    )
+    return "".join(shown)
+
+
+def _spelled(character: str) -> str:
+    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 def article(name: str) -> str:

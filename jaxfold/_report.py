@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from jaxfold._errors import printable
 from jaxfold._tree._fold_report import shown
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 def render(renderable: Any, width: int = 100) -> str:
     """Plain text of anything that rich can print, without colour or trailing blanks."""
     # In a notebook rich would display the table by itself and leave nothing to return.
-    console = Console(file=io.StringIO(), width=width, no_color=True, color_system=None, force_jupyter=False)
+    # Names come from files: what looks like markup in them is a part of the name.
+    plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
+    console = Console(file=io.StringIO(), width=width, no_color=True, color_system=None, force_jupyter=False, **plain)
     console.print(renderable)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in text.splitlines())
@@ -103,7 +106,7 @@ COLUMNS = ("block", "d/n/m", "parameters", "saved", "error", "original's")
 
 def fold_text(report: FoldReport) -> str:
     """The table of the blocks, then the reasons, the notes and the patterns that matched nothing, a line each."""
-    rows = [(_name(row), *_figures(row)) for row in report.rows]
+    rows = [(printable(_name(row)), *_figures(row)) for row in report.rows]
     filled = max(map(len, rows), default=0)  # fold measures no errors, and a row that is no contraction saves nothing
     result = table(*COLUMNS[: max(filled, 3)])
     result.columns[0].no_wrap, result.columns[0].overflow = False, "fold"  # a path may be long; figures stay whole
@@ -134,7 +137,7 @@ def fold_text(report: FoldReport) -> str:
     lines += [f"{row.producer}: {note}" for row in report.rows for note in row.notes]
     hints = report.hints or ("",) * len(report.unmatched)
     lines += [f"{p}: matched nothing. {hint}".rstrip() for p, hint in zip(report.unmatched, hints, strict=True)]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def _name(row: FoldRow) -> str:

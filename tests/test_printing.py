@@ -58,3 +58,26 @@ def test_half_precision_under_wider_inputs() -> None:
     assert (certificate.storage, advice in lines) == ("float32", False)
     certificate, lines = printed(wide.astype("float16"))
     assert (certificate.storage, certificate.dtype, advice in lines) == ("float16", "float16", False)
+
+
+ODD = "up\x1b[2J\x07[red]\u202e"
+
+
+def test_names_with_control_characters_are_spelled_out() -> None:
+    """Names come from files, and a terminal obeys such characters; what looks like markup is a part of the name."""
+    rng = np.random.default_rng(0)
+    tree = {
+        ODD: {"kernel": rng.normal(size=(4, 32)), "bias": rng.normal(size=32)},
+        "norm": {"scale": np.ones(32), "bias": np.zeros(32)},
+        "down": {"kernel": rng.normal(size=(32, 3))},
+    }
+    spelled = r"up\x1b[2J\x07[red]\u202e"
+    paths = {"norm": "norm", "consumers": "down", "epsilon": 1e-6}
+    _, report = jaxfold.contract_tree(tree, jaxfold.BlockPaths(producer=(ODD,), **paths))
+    assert report.contracted
+    assert spelled in str(report)
+    error = jaxfold.StructureError(ODD, "nothing", "something\nelse")
+    assert str(error) == f"{spelled}: got nothing; expected something\nelse."
+    for text in (str(report), str(error)):
+        assert not set(text) & {"\x1b", "\x07", "\u202e"}
+    assert report.rows[0].producer == ODD  # as data it is what it is

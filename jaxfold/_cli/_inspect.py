@@ -11,6 +11,7 @@ from typing import Any
 from jaxfold._cli._block_option import PLACEHOLDERS
 from jaxfold._cli._candidates import Candidate, candidates
 from jaxfold._cli._layers import torch_weight
+from jaxfold._errors import printable
 from jaxfold._files._checkpoint import Checkpoint, leaves
 from jaxfold._files._formats import read_checkpoint
 from jaxfold._files._leaf import StoredLeaf
@@ -40,9 +41,9 @@ def inspect(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({**_plain(checkpoint, shown), "notes": [note] if note else []}, indent=2))
     else:
-        print(_text(checkpoint, shown, len(found) - len(shown)))
+        print(printable(_text(checkpoint, shown, len(found) - len(shown))))
         if note:
-            print("\n" + textwrap.fill(note, 100, break_long_words=False))
+            print("\n" + printable(textwrap.fill(note, 100, break_long_words=False)))
     return 0
 
 
@@ -50,7 +51,8 @@ def block_option(candidate: Candidate) -> str | None:
     """The option that names it, or None where a key holds a character that the option has another meaning for."""
     keys = [str(key) for path in candidate.paths for key in path]
     stars = sum(str(key).count("*") for key in candidate.producer)
-    if any(not key or set(key) & set(",=/") or key != key.strip() for key in keys) or stars > (candidate.count > 1):
+    unsayable = any(not key.isprintable() or set(key) & set(",=/") or key != key.strip() for key in keys)
+    if unsayable or not all(keys) or stars > (candidate.count > 1):
         return None
     parts = [f"producer={join(candidate.producer)}", f"norm={join(candidate.norm)}"]
     for name, path in candidate.consumers.items():
@@ -92,7 +94,7 @@ def _text(checkpoint: Checkpoint, shown: list[Candidate], hidden: int) -> str:
     lines += [render(result), ""]
     for number, candidate in enumerate(shown, 1):
         option = block_option(candidate)
-        note = "its keys hold , = / or *, which --block cannot say: use jaxfold.contract_tree"
+        note = "its keys hold , = / * or what cannot be printed, which --block cannot say: use jaxfold.contract_tree"
         lines.append(f"{number}: {note if option is None else f'--block {shlex.quote(option)}'}")
     return "\n".join([*lines, "", *filter(None, [more]), textwrap.fill(WARNING, 100)])
 
