@@ -28,8 +28,9 @@ FLOAT32 = 5e-6
 SERVER = """
 import sys
 sys.modules["jaxfold"] = None  # an import of it would fail
-import numpy as np
+import jax.numpy as jnp, numpy as np
 from jax import export
+jnp.linalg.cholesky(jnp.eye(2))  # before JAX 0.7 an artefact does not load LAPACK by itself
 blob, inputs, outputs = sys.argv[1:]
 exported = export.deserialize(open(blob, "rb").read())
 with np.load(inputs) as given:

@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 
+import jax
+
 SCRIPT = pathlib.Path(__file__).with_name("on_eight.py")
 
 
@@ -21,7 +23,10 @@ def test_on_eight_devices() -> None:
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "--rootdir", str(SCRIPT.parents[2]), str(SCRIPT)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=SCRIPT.parents[2])
     assert done.returncode == 0, done.stdout + done.stderr
-    count = SCRIPT.read_text("utf-8").count("\ndef test_")
+    text = SCRIPT.read_text("utf-8")
+    if not hasattr(jax, "shard_map"):  # before JAX 0.7: what needs it stands at the end
+        text = text.split("# The axes of a mesh are explicit")[0]
+    count = text.count("\ndef test_")
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
     assert int(passed[1]) >= count > 0

@@ -148,6 +148,7 @@ def test_a_derivative_that_is_not_the_functions(kind: str) -> None:
         return [quantise(out) + out for out in function(params, x, jax.nn.relu(y))]
 
     certificate = jaxfold.fold(quantised, PARAMS, X, Y).verify(PARAMS, X, Y)
-    assert certificate.own_dtype == (f"custom_{kind}_call",)
+    (own,) = certificate.own_dtype
+    assert own.startswith(f"custom_{kind}_call")  # custom_vjp_call_jaxpr before JAX 0.7
     assert certificate.gradients is not None
     assert certificate.gradients.original_typical < 1e-6  # without its rule, half of the gradient is missing
