@@ -193,7 +193,7 @@ def _differences(
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What became of a written program.
+    """The result of one written program.
 
     Attributes:
         errors: by what was compared; at most 1 where the folded program is right, inf where it crashed.
@@ -342,7 +342,7 @@ def _summary(outcomes: list[Outcome]) -> str:
 
 
 def judged(first: int, count: int, state: pathlib.Path | None) -> list[dict[str, Any]]:
-    """The verdicts on these seeds, of which a file keeps those that are done, one a line; prints what is wrong."""
+    """Return the verdicts on these seeds. A file keeps the finished ones, one a line. What is wrong is printed."""
     lines = state.read_text().splitlines() if state is not None and state.exists() else []
     done = {verdict["seed"]: verdict for verdict in map(json.loads, lines)}
     for seed in range(first, first + count):

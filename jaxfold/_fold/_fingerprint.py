@@ -293,7 +293,7 @@ def _values_only(equation: Equation) -> dict[str, Any]:
 def canonical(value: Any) -> Any:
     """Return plain values that are equal for equal static parameters, in this trace or another.
 
-    What is of a kind that this function does not know is never equal to anything: the coefficients count as others.
+    A value of an unknown kind is equal to nothing, so that the coefficients count as different.
     """
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.dtype, enum.Enum)):
         return type(value).__name__, repr(value)
