@@ -65,7 +65,7 @@ class Blindness:
         return axis in self.analysis.constant_along(value)
 
     def requests(self, equation: Equation, axis: int) -> list[int | str] | None:
-        """Return the operation's requests, or None for a cast whose rounding a reader sees: it commutes with no mean."""
+        """Return the operation's requests, or None for a cast whose rounding a reader sees."""
         if equation.name == "convert_element_type" and self.analysis.roundings.ends(equation, spread=False):
             return None
         found = requests(equation, axis, lambda index, own: self.is_constant(equation, index, own))
